@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from torchloom import envs
 from torchloom.records import load_record
+from torchloom.report.page.figures import run_figures
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 STEPS = 3
@@ -151,7 +153,10 @@ def test_the_page_is_that_of_the_record_beside_it(run_dir, shown) -> None:
 
 @pytest.mark.slow
 def test_the_page_holds_the_curves_of_the_run_and_the_times_of_both_ranks(run_dir, packed) -> None:
-    run = packed["run"]
+    charts = [node["title"] for node in packed["overview"][1][2][1:]]
+    assert charts == ["Loss over steps", "Tokens per second over steps", "Memory over steps"]
+    assert "is the slowest" in json.dumps(packed["overview"])
+    run = dataclasses.asdict(run_figures(load_record(run_dir / "record.json"), run_dir))
     assert run["curves"]["step"] == [1, 2, 3]
     assert all(run["curves"][name][-1] > 0 for name in ("loss", "tokens_per_s", "memory_bytes"))
     assert run["heldout"]["step"] == [0, 3]

@@ -117,10 +117,9 @@ def test_no_script_writes_markup():
 def test_scripts_and_styles_can_be_read():
     assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
     own = [*assets.glob("*.js"), *assets.glob("*.css")]
-    assert len(own) > 20
     for path in own:
         lines = path.read_text("utf-8").splitlines()
-        assert max(map(len, lines)) <= 110, path.name
+        assert max(map(len, lines)) <= (100 if path.suffix == ".js" else 110), path.name
         assert len(lines) <= (260 if path.suffix == ".js" else 600), path.name
 
 
@@ -168,7 +167,7 @@ def test_a_page_is_written_whole(tmp_path: Path):
 
 def test_licences_of_the_libraries_stand_in_the_page():
     page = render_page(Session())
-    for name in ("uplot-1.6.32", "dagre-3.1.3"):
+    for name in ("htm-preact-3.1.1", "uplot-1.6.32", "dagre-3.1.3", "jsdiff-5.2.0"):
         assert name in page
     assert page.count("Permission is hereby granted, free of charge") >= 2
 
@@ -182,13 +181,19 @@ def test_a_trace_is_valid_and_knows_its_tracks(tmp_path: Path):
     assert all(row["dur"] >= 0 and row["ts"] > 0 for row in slices)
     names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert set(names.values()) == {
-        "compile 0/0 f", "training step", "collectives 1", "collectives 2",
+        "compile 0/0 f", "phases", "gather", "reduce",
     }  # fmt: skip
     assert {row["tid"] for row in slices} == set(names)
 
 
 def test_collectives_that_overlap_lie_on_tracks_of_their_own():
-    rows = [r for r in to_trace(run_session())["traceEvents"] if r.get("cat") == "collective"]
+    session = run_session()
+    for row in session.events:
+        row.data["op"] = "gather"
+    slices = [row for row in to_trace(session)["traceEvents"] if row.get("cat") == "gather"]
+    rows = [row for row in slices if row["name"] != "wait"]
+    assert len(rows) == 12
+    assert len({row["tid"] for row in rows}) == 2
     for one in rows:
         for other in rows:
             if one is not other and one["tid"] == other["tid"]:

@@ -53,12 +53,22 @@ def test_overview_says_what_to_fix_and_links_to_it(show):
     assert page.js("return document.querySelector('.break a[target]').rel") == "noopener noreferrer"
 
 
-def test_guards_about_arguments_come_first_and_can_be_filtered(show):
+def test_guards_about_arguments_come_first_and_are_found_by_search(show):
     page = show(small_session())
     page.open("entry/0-0/guards")
     assert "argument x" in page.texts("table.guards tbody tr")[0]
-    page.type("[role=tabpanel] input", "torch")
-    page.until(lambda: len(page.texts("table.guards tbody tr")) == 1)
+    page.type("#search", "global torch")
+    page.until(lambda: page.texts("main h2") == ["Guards: 1"])
+    page.open("entry/0-0/guards")
+    assert len(page.texts("table.guards tbody tr")) == 2
+
+
+def test_long_tables_grow_on_request(show):
+    page = show(big_session(30))
+    page.open("entry/0-0/guards")
+    assert len(page.texts("table.guards tbody tr")) == 500
+    page.press("Show 2000 more")
+    page.until(lambda: len(page.texts("table.guards tbody tr")) == 2500)
 
 
 def test_text_search_goes_to_its_lines(show):

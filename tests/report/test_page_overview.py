@@ -114,7 +114,8 @@ def test_exposed_communication_names_layers_and_parameters(show):
     assert moves["layers.1.wq.weight"][0] == "gather"
     page.js(
         "const s = [...document.querySelectorAll('.choice select')]"
-        ".find((e) => e.value === 'params'); s.value = 'layer'; s.dispatchEvent(new Event('change'))"
+        ".find((e) => e.selectedOptions[0].text === 'parameters'); s.value = '0';"
+        "s.dispatchEvent(new Event('change'))"
     )
     assert "layers.1" in rows(page, "Exposed communication by layer")
 

@@ -120,7 +120,7 @@ def _steps(
 
 def _evals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
     return [
-        {"step": _number(row.get("step")), "loss": _number(row.get("heldout_loss"))}
+        {"step": number(row.get("step")), "loss": number(row.get("heldout_loss"))}
         for row in rows
         if row.get("kind") == "eval"
     ]
@@ -130,19 +130,19 @@ def _newest(session: Session) -> dict[str, float]:
     """Return the last number that steps and comparisons with the plan told under each name."""
     found: dict[str, float] = {}
     for row in [*_told(session, "StepEnded"), *_told(session, "PlanCompared")]:
-        numbers = {str(name): _number(value) for name, value in row.items()}
+        numbers = {str(name): number(value) for name, value in row.items()}
         found.update({name: value for name, value in numbers.items() if value is not None})
     return found
 
 
 def _of_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
-    memory, peak = _number(row.get("memory_gib")), _number(row.get("peak_memory_gib"))
+    memory, peak = number(row.get("memory_gib")), number(row.get("peak_memory_gib"))
     return {
-        "step": _number(row.get("step")),
-        "seconds": _number(row.get("step_time_s")),
-        "loss": _number(row.get("loss")),
-        "tokens_per_s": _number(row.get("tokens_per_s")),
-        "mfu": _number(row.get("mfu")),
+        "step": number(row.get("step")),
+        "seconds": number(row.get("step_time_s")),
+        "loss": number(row.get("loss")),
+        "tokens_per_s": number(row.get("tokens_per_s")),
+        "mfu": number(row.get("mfu")),
         "memory_bytes": None if memory is None else memory * _GIB,
         "peak_bytes": None if peak is None else peak * _GIB,
     }
@@ -151,16 +151,16 @@ def _of_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
 def _of_event(row: Mapping[str, Any]) -> dict[str, float | None]:
     names = {"tokens_per_s": "tokens_per_second", "memory_bytes": "peak_bytes"}
     wanted = ("step", "seconds", "loss", "tokens_per_s", "mfu", "memory_bytes", "peak_bytes")
-    return {name: _number(row.get(names.get(name, name))) for name in wanted}
+    return {name: number(row.get(names.get(name, name))) for name in wanted}
 
 
 def _compiling_steps(ended: Sequence[Mapping[str, Any]]) -> set[float | None]:
     """Return the steps in which a graph was captured."""
     found, graphs = set(), 0.0
     for row in ended:
-        now = _number(row.get("graphs")) or 0.0
+        now = number(row.get("graphs")) or 0.0
         if now > graphs:
-            found.add(_number(row.get("step")))
+            found.add(number(row.get("step")))
         graphs = max(graphs, now)
     return found
 
@@ -196,13 +196,13 @@ def _rank(session: Session) -> RankFigures | None:
     """Return how long the steps of a rank took, and how long it waited in them."""
     rows = [row for row in session.events if row.kind == "StepEnded"]
     compiled = _compiling_steps([row.data for row in rows])
-    rows = [row for row in rows if _number(row.data.get("step")) not in compiled] or rows
-    times = [(row.at_s, _number(row.data.get("seconds")) or 0.0) for row in rows]
+    rows = [row for row in rows if number(row.data.get("step")) not in compiled] or rows
+    times = [(row.at_s, number(row.data.get("seconds")) or 0.0) for row in rows]
     spread = _spread(seconds for _, seconds in times)
     if spread is None:
         return None
     moves = _told(session, "CollectiveRan")
-    ends = [(_number(move.get("wait_s")), _number(move.get("end_s"))) for move in moves]
+    ends = [(number(move.get("wait_s")), number(move.get("end_s"))) for move in moves]
     waits = [
         sum(
             max(0.0, end - wait)
@@ -244,7 +244,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return None if spread is None else spread.median
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """Return a finite number as it is, None for anything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_number and abs(value) < 2.0**63 else None

@@ -7,7 +7,6 @@ the table of texts, the page of a large model would carry most graphs twice.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import gzip
 import json
 from collections import Counter
@@ -16,15 +15,15 @@ from typing import Any
 
 from torchloom.records import Session, to_json
 from torchloom.report.page.figures import RunFigures
+from torchloom.report.page.views import views
 
 _MIN_SHARED = 256
 """Shortest repeated text, in characters, that goes into the table of texts."""
 
 
 def pack(session: Session, run: RunFigures | None = None) -> str:
-    """Return a record and the figures of its run as base64 of gzip of JSON; equal ones give equal text."""
-    figures = None if run is None else dataclasses.asdict(run)
-    return pack_data({"record": to_json(session), "run": figures})
+    """Return a record and its views as base64 of gzip of JSON; equal ones give equal text."""
+    return pack_data({"record": to_json(session), **views(session, run)})
 
 
 def pack_data(data: dict[str, Any]) -> str:

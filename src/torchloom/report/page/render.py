@@ -18,49 +18,28 @@ from torchloom.report.page.figures import run_figures
 from torchloom.report.page.payload import pack, pack_data
 
 _SCRIPTS = (
-    "dom.js",
+    "elements.js",
     "data.js",
-    "lanes.js",
-    "flame.js",
     "colour.js",
-    "line_chart.js",
     "code.js",
-    "diff.js",
+    "line_chart.js",
+    "lanes.js",
+    "timeline.js",
+    "search.js",
     "graph_parse.js",
     "graph_groups.js",
     "graph_layout.js",
     "graph_draw.js",
     "graph_detail.js",
-    "graph_open.js",
     "graph_view.js",
-    "recompiles.js",
-    "eager.js",
-    "fixes.js",
-    "programs.js",
-    "stacked.js",
-    "run_time.js",
-    "run_memory.js",
-    "run_plan.js",
-    "own_phases.js",
-    "headline.js",
-    "overview.js",
-    "function.js",
-    "guards.js",
+    "graphs.js",
     "passes.js",
-    "entry_graphs.js",
-    "entry_parts.js",
-    "bytecode.js",
     "entry.js",
-    "steps.js",
-    "timeline.js",
-    "events.js",
-    "search.js",
-    "compare.js",
     "app.js",
 )
 """In the order in which they are joined; they share one scope."""
 _STYLES = ("theme.css", "style.css", "code.css", "charts.css", "graph.css", "run.css")
-_LIBRARIES = ("uplot-1.6.32", "dagre-3.1.3")
+_LIBRARIES = ("htm-preact-3.1.1", "uplot-1.6.32", "dagre-3.1.3", "jsdiff-5.2.0")
 
 
 def render_page(

@@ -1,114 +1,140 @@
 // Code with line numbers and search; long texts draw only the lines in sight.
 
-const LINE = 18,
-  ALL_LINES = 400;
-// options: language, first (number of the first line), classes (line index -> class), label
-function codeView(text, options = {}) {
-  const lines = (text || "").replace(/\n$/, "").split("\n");
-  const digits = String((options.first || 1) + lines.length).length;
-  const widest = lines.reduce((most, l) => Math.max(most, l.length), 0);
-  const body = el("div", {
-    class: "lines",
-    style: `height:${lines.length * LINE}px;min-width:${widest + digits + 4}ch`,
-  });
-  const box = el(
-    "div",
-    {
-      class: "code",
-      tabindex: "0",
-      role: "region",
-      "aria-label": options.label || "code",
-      style: `height:${Math.min(lines.length, 34) * LINE + 26}px`,
-    },
-    body,
-  );
-  const modes = colourModes(lines, options.language);
-  const state = { hit: -1, drawn: "" };
-  const draw = () => {
-    const all = lines.length <= ALL_LINES;
-    const from = all ? 0 : Math.max(0, Math.floor(box.scrollTop / LINE) - 20);
-    const to = all
-      ? lines.length
-      : Math.min(lines.length, from + Math.ceil((box.clientHeight || 640) / LINE) + 40);
-    const key = `${from} ${to} ${state.hit}`;
-    if (key === state.drawn) return;
-    state.drawn = key;
-    body.replaceChildren(
-      ...lines
-        .slice(from, to)
-        .map((line, i) => codeLine(line, modes[from + i], from + i, digits, options, state.hit)),
-    );
-  };
-  box.addEventListener("scroll", draw, { passive: true });
-  new ResizeObserver(draw).observe(box);
-  draw();
-  const show = (i) => {
-    state.hit = i;
-    box.scrollTop = Math.max(0, i * LINE - box.clientHeight / 3);
-    draw();
-  };
-  return { box, show, lines };
+const LINE = 18;
+const LINES_SHOWN = 34;
+const ALL_LINES = 400;
+
+// hit: the line to bring into sight; classes: a class for each line.
+function Code({ text, language, classes = [], label = "code", missing, hit = -1 }) {
+  const box = useRef();
+  const [top, setTop] = useState(0);
+  const lines = useMemo(() => (text || "").replace(/\n$/, "").split("\n"), [text]);
+  const modes = useMemo(() => colourModes(lines, language), [lines, language]);
+  const widest = useMemo(() => lines.reduce((n, line) => Math.max(n, line.length), 0), [lines]);
+  useLayoutEffect(() => {
+    if (!box.current) return;
+    box.current.scrollTop = Math.max(0, hit * LINE - box.current.clientHeight / 3);
+    setTop(box.current.scrollTop);
+  }, [text, hit]);
+  if (!text) return html`<${Empty}>${missing || "There is no text."}<//>`;
+  const digits = String(lines.length + 1).length;
+  const isAll = lines.length <= ALL_LINES;
+  const from = isAll ? 0 : Math.max(0, Math.floor(top / LINE) - 20);
+  const tall = box.current?.clientHeight || 0;
+  const to = isAll ? lines.length : from + Math.max(LINES_SHOWN, Math.ceil(tall / LINE)) + 40;
+  const size = `height:${Math.min(lines.length, LINES_SHOWN) * LINE + 26}px`;
+  const onscroll = (event) => setTop(event.target.scrollTop);
+  return html`<div
+    ...${{ class: "code", tabindex: 0, role: "region", "aria-label": label, style: size }}
+    ref=${box}
+    onscroll=${isAll ? null : onscroll}
+  >
+    <div
+      class="lines"
+      style="height:${lines.length * LINE}px;min-width:${widest + digits + 4}ch"
+    >
+      ${lines.slice(from, to).map((line, n) => {
+        const i = from + n;
+        const more = `${classes[i] || ""} ${i === hit ? "hit" : ""}`;
+        return html`<div key=${i} class="line ${more}" style="top:${i * LINE}px">
+          <span class="no" aria-hidden="true">${String(i + 1).padStart(digits)}</span>
+          ${colour(line, modes[i])}
+        </div>`;
+      })}
+    </div>
+  </div>`;
 }
 
-function codeLine(line, mode, i, digits, options, hit) {
-  const number = String((options.first || 1) + i).padStart(digits);
-  const more = options.classes?.(i) || "";
-  return el(
-    "div",
-    { class: `line ${more}${i === hit ? " hit" : ""}`, style: `top:${i * LINE}px` },
-    el("span", { class: "no", "aria-hidden": "true" }, number),
-    colour(line, mode),
+// A code view under a box that finds lines; line: the one to show at first.
+function Searchable({ text, language, label, line = -1 }) {
+  const [word, setWord] = useState("");
+  const [at, setAt] = useState(0);
+  const lines = useMemo(() => text.replace(/\n$/, "").split("\n"), [text]);
+  const hits = useMemo(
+    () => (word ? [...lines.keys()].filter((i) => lines[i].toLowerCase().includes(word)) : []),
+    [lines, word],
   );
+  const step = (by) => setAt((hits.length + at + by) % (hits.length || 1));
+  const find = (typed) => {
+    setWord(typed);
+    setAt(0);
+  };
+  const where = hits.length ? `${at + 1} of ${count(hits.length, "line")}` : "no line";
+  return html`<div>
+    <div class="bar">
+      <${Find} label="Search the text" hint="Search" onword=${find} onstep=${step} />
+      <${Button} title="Previous line" text="↑" onclick=${() => step(-1)} />
+      <${Button} title="Next line" text="↓" onclick=${() => step(1)} />
+      <span class="told" role="status">${word ? where : count(lines.length, "line")}</span>
+    </div>
+    <${Code} ...${{ text, language, label }} hit=${word ? hits[at] : line} />
+  </div>`;
 }
 
-function code(text, options) {
-  if (!text) return empty(options?.missing || "There is no text.");
-  return codeView(text, options).box;
+const MAX_EDITS = 3000; // lines: the search for the shortest difference is quadratic in them
+const AROUND = 3;
+
+// What a pass changed, with some lines around each change.
+function Difference({ before, after }) {
+  const { rows, added, cut } = useMemo(() => {
+    const [a, b] = [before.split("\n"), after.split("\n")];
+    const whole = [
+      { removed: true, value: a },
+      { added: true, value: b },
+    ];
+    const parts = Diff.diffArrays(a, b, { maxEditLength: MAX_EDITS }) || whole;
+    const sum = (key) => parts.reduce((n, part) => n + (part[key] ? part.value.length : 0), 0);
+    return { rows: parts.flatMap(changedRows), added: sum("added"), cut: sum("removed") };
+  }, [before, after]);
+  const all = before.split("\n").length;
+  return html`<div>
+    <p class="told">${count(added, "line")} added, ${cut} removed, of ${all}</p>
+    <${Code}
+      text=${rows.map(([, text]) => text).join("\n")}
+      language="plain"
+      classes=${rows.map(([kind]) => kind)}
+      label="difference"
+    />
+  </div>`;
 }
 
-// A code view under a box that finds lines; Enter goes to the next one, Shift+Enter back.
-function searchable(text, options = {}) {
-  const view = codeView(text, options);
-  const state = { hits: [], at: -1 };
-  const told = el("span", { class: "told", role: "status" }, count(view.lines.length, "line"));
-  const step = (by) => {
-    if (!state.hits.length) return;
-    state.at = (state.at + by + state.hits.length) % state.hits.length;
-    view.show(state.hits[state.at]);
-    told.textContent = `${state.at + 1} of ${count(state.hits.length, "line")}`;
-  };
-  const find = (word) => {
-    const low = word.toLowerCase();
-    state.at = -1;
-    state.hits = [];
-    if (low)
-      view.lines.forEach((l, i) => {
-        if (l.toLowerCase().includes(low)) state.hits.push(i);
-      });
-    told.textContent = low ? "no line" : count(view.lines.length, "line");
-    if (!low) view.show(-1);
-    step(1);
-  };
-  const input = el("input", {
-    type: "search",
-    placeholder: "Search",
-    "aria-label": "Search the text",
-    oninput: debounce(() => find(input.value), 120),
-    onkeydown: (e) => {
-      if (e.key === "Enter") {
-        e.preventDefault();
-        step(e.shiftKey ? -1 : 1);
-      }
-    },
-  });
-  const bar = el(
-    "div",
-    { class: "bar" },
-    input,
-    button("Previous line", "↑", () => step(-1)),
-    button("Next line", "↓", () => step(1)),
-    told,
-    options.extra,
-  );
-  return { node: el("div", {}, bar, view.box), show: view.show };
+// [class, text] of each line of a part; of lines that are alike, those next to a change.
+function changedRows({ added, removed, value }, i, parts) {
+  if (added) return value.map((line) => ["add", `+ ${line}`]);
+  if (removed) return value.map((line) => ["cut", `- ${line}`]);
+  const head = i === 0 ? 0 : AROUND;
+  const tail = i === parts.length - 1 ? 0 : AROUND;
+  const skipped = value.length - head - tail;
+  const same = value.map((line) => ["", `  ${line}`]);
+  if (skipped <= 0) return same;
+  const gap = ["gap", `  ... ${count(skipped, "line")} alike`];
+  return [...same.slice(0, head), gap, ...same.slice(value.length - tail)];
+}
+
+// The text of a function: breaks and guards are texts by line, start is where it begins.
+function Source({ text, first, start, breaks, guards }) {
+  const whole = text.trimEnd().split("\n");
+  const widths = whole.filter((line) => line.trim()).map((line) => line.search(/\S/));
+  const lines = whole.map((line) => line.slice(Math.min(...widths)));
+  const modes = colourModes(lines);
+  const mark = (kind, name, found) =>
+    found && html`<span class="tag ${kind}" title=${found.join("\n")}>${name}</span>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="source">
+    <table class="source">
+      <tbody>
+        ${lines.map((line, i) => {
+          const n = first + i;
+          const [ends, born] = [breaks[n], guards[n]];
+          return html`<tr class=${ends ? "cut" : n === start ? "start" : null}>
+            <td class="no">${n}</td>
+            <td class="marks">
+              ${mark("bad", "break", ends)}
+              ${mark("info", born && count(born.length, "guard"), born)}
+            </td>
+            <td><pre>${colour(line, modes[i])}</pre></td>
+          </tr>`;
+        })}
+      </tbody>
+    </table>
+  </div>`;
 }

@@ -1,12 +1,12 @@
 // Light colouring of Python and C++, line by line.
 
 const PYTHON_WORDS =
-  "def|class|return|if|else|elif|for|while|in|is|not|and|or|import|from|as|with|None|True|False|" +
-  "del|try|except|finally|raise|lambda|global|yield|pass|assert|self|async|await";
+  "def|class|return|if|else|elif|for|while|in|is|not|and|or|import|from|as|with|None|" +
+  "True|False|del|try|except|finally|raise|lambda|global|yield|pass|assert|self|async|await";
 const CPP_WORDS =
   "auto|bool|break|case|char|class|const|constexpr|continue|double|else|enum|extern|float|for|if|" +
-  "inline|int|int32_t|int64_t|long|namespace|return|short|signed|sizeof|static|static_cast|struct|" +
-  "switch|template|typename|unsigned|using|void|while";
+  "inline|int|int32_t|int64_t|long|namespace|return|short|signed|sizeof|static|static_cast|" +
+  "struct|switch|template|typename|unsigned|using|void|while";
 const STRINGS = String.raw`"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'`;
 const TRIPLES = String.raw`"""(?:.*?"""|.*$)|'''(?:.*?'''|.*$)`;
 const NUMBER = String.raw`\b(\d[\w.]*)\b`;
@@ -20,16 +20,16 @@ const LONGEST_COLOURED = 4000; // letters: longer lines are data
 
 function colour(line, mode = "python") {
   if (typeof mode === "number") {
-    return [el("span", { class: "t-s" }, line.slice(0, mode)), ...colour(line.slice(mode))];
+    return [html`<span class="t-s">${line.slice(0, mode)}</span>`, ...colour(line.slice(mode))];
   }
-  if (mode === "string") return [el("span", { class: "t-s" }, line)];
+  if (mode === "string") return [html`<span class="t-s">${line}</span>`];
   if (mode === "plain" || line.length > LONGEST_COLOURED) return [line];
   const found = [];
   let at = 0;
   for (const m of line.matchAll(PATTERNS[mode])) {
     const i = m.findIndex((g, n) => n > 0 && g !== undefined);
     if (m.index > at) found.push(line.slice(at, m.index));
-    found.push(el("span", { class: CLASSES[i] }, m[0]));
+    found.push(html`<span class=${CLASSES[i]}>${m[0]}</span>`);
     at = m.index + m[0].length;
   }
   if (at < line.length) found.push(line.slice(at));

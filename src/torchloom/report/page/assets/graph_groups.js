@@ -6,25 +6,17 @@ const SHOWN_FIRST = 150; // boxes at first
 const SHOWN_MOST = 400; // boxes at once: drawing more takes seconds
 
 // Returns the root {label, children, nodes}; leaves of the tree are nodes of the graph.
-function groupGraph(graph) {
-  const order = placeInputs(graph.nodes);
+function groupGraph(nodes) {
+  const order = placeInputs(nodes);
   const inner = order.filter((n) => n.kind !== "input");
   const layers = spread(inner.map((n) => layerOf(n.module)));
-  const modules = spread(
-    inner.map((n) => n.module),
-    layers,
-  );
+  const named = inner.map((n) => n.module);
+  const modules = spread(named, layers);
   const lines = inner.map((n) => (n.source ? `${n.source.place} in ${n.source.where}` : ""));
   const keys = new Map(inner.map((n, i) => [n, [layers[i], modules[i], lines[i]]]));
+  const items = order.map((node) => ({ node, keys: keys.get(node) }));
   // From the end: an input is where the node after it is, its first user.
-  let next = ["", "", ""];
-  const items = [...order]
-    .reverse()
-    .map((n) => {
-      next = keys.get(n) || next;
-      return { node: n, keys: next };
-    })
-    .reverse();
+  items.reduceRight((next, item) => (item.keys ||= next), ["", "", ""]);
   const root = { id: "g", label: "graph", children: runs(items, 0, "g"), nodes: order };
   root.children = chunks(layersTogether(root.children), "g");
   return root;
@@ -59,20 +51,15 @@ function layersTogether(children) {
 
 // An input stands before its first user: else all of a model's weights would be one far row.
 function placeInputs(nodes) {
-  const user = new Map(),
-    inputs = new Map(nodes.filter((n) => n.kind === "input").map((n) => [n.name, n]));
-  for (const n of nodes)
-    for (const name of n.inputs) if (inputs.has(name) && !user.has(name)) user.set(name, n);
-  const before = new Map();
-  for (const [name, n] of inputs) {
-    const at = user.get(name);
-    if (at) before.set(at, [...(before.get(at) || []), n]);
-  }
-  const unused = [...inputs.values()].filter((n) => !user.has(n.name));
-  return [
-    ...unused,
-    ...nodes.filter((n) => n.kind !== "input").flatMap((n) => [...(before.get(n) || []), n]),
-  ];
+  const left = new Map(nodes.filter((n) => n.kind === "input").map((n) => [n.name, n]));
+  const placed = nodes
+    .filter((n) => n.kind !== "input")
+    .flatMap((n) => {
+      const own = n.inputs.filter((name) => left.has(name)).map((name) => left.get(name));
+      for (const { name } of own) left.delete(name);
+      return [...own, n];
+    });
+  return [...left.values(), ...placed];
 }
 
 const layerOf = (path) => {
@@ -94,8 +81,9 @@ function spread(keys, within) {
 }
 
 function runs(items, level, path) {
-  if (level === 3)
-    return items.map((i) => ({ id: path + "/" + i.node.name, node: i.node, nodes: [i.node] }));
+  if (level === 3) {
+    return items.map(({ node }) => ({ id: path + "/" + node.name, node, nodes: [node] }));
+  }
   const found = [];
   for (const item of items) {
     const key = item.node.kind === "output" ? OUTPUT_KEY : item.keys[level];
@@ -110,8 +98,8 @@ function runs(items, level, path) {
     return [...own, ...runs(rest, 3, path)];
   }
   return found.flatMap((run, i) => {
-    const id = `${path}/${level}.${i}`,
-      inner = runs(run.items, level + 1, id);
+    const id = `${path}/${level}.${i}`;
+    const inner = runs(run.items, level + 1, id);
     return run.items.length === 1 ? inner : [group(id, runLabel(run, level), inner)];
   });
 }
@@ -131,8 +119,8 @@ function group(id, label, children) {
 // Where even the outermost runs are too many, neighbours are put together.
 function chunks(children, path) {
   if (children.length <= SHOWN_FIRST) return children;
-  const size = Math.ceil(children.length / 60),
-    found = [];
+  const size = Math.ceil(children.length / 60);
+  const found = [];
   for (let i = 0; i < children.length; i += size) {
     const part = children.slice(i, i + size);
     const named = part.find((c) => c.children) || part[0];
@@ -195,4 +183,26 @@ function parentsOf(root) {
     });
   walk(root);
   return parents;
+}
+
+// The groups to open so that as much is in sight as can be drawn, level by level.
+function allOpen(root, { open, shown }) {
+  const ids = new Set(open);
+  let size = shown.boxes.length;
+  let isCut = false;
+  for (let level = root.children; level.length && !isCut; ) {
+    const next = [];
+    for (const { id, children } of level.filter((item) => item.children)) {
+      const more = ids.has(id) ? 0 : children.length - 1;
+      if (size + more > SHOWN_MOST) {
+        isCut = true;
+        continue;
+      }
+      size += more;
+      ids.add(id);
+      next.push(...children);
+    }
+    level = next;
+  }
+  return { ids, isCut };
 }

@@ -12,12 +12,13 @@ const MOST_PORT_LINES = 24; // dagre gives each line a lane of its own; more mak
 const MOST_RANKS_PASSED = 600; // by all lines of a group
 const LONGEST_LINE = 12; // ranks that a line of a large group may pass
 const LARGE_GROUP = 40; // boxes
+const MANY_BOXES = 120; // the better of dagre's ways to rank takes too long beyond
 const MOST_OUTPUTS = 12;
 
 // Returns {at, lines, hidden}: `at` gives each box and frame its place by id. `known` keeps the
 // layouts of groups between calls: to open one group, only those around it are laid out again.
-function layoutGraph(graph, root, shown, known) {
-  const { pairs, hidden } = linesBetween(graph, shown);
+function layoutGraph(nodes, root, shown, known) {
+  const { pairs, hidden } = linesBetween(nodes, shown);
   const levels = new Map();
   const lines = pairs.map(([from, to]) => {
     const pieces = piecesOf(shown.chains.get(from), shown.chains.get(to), root.id);
@@ -35,11 +36,11 @@ function layoutGraph(graph, root, shown, known) {
 }
 
 // Pairs of nodes that a line joins: one for each two boxes.
-function linesBetween(graph, shown) {
+function linesBetween(nodes, shown) {
   const seen = new Set();
   const pairs = [];
   let hidden = 0;
-  for (const n of graph.nodes) {
+  for (const n of nodes) {
     let inputs = [...n.inputs, ...n.after];
     // A result of everything would pull lines across the whole picture.
     if (n.kind === "output" && n.inputs.length > MOST_OUTPUTS) {
@@ -90,28 +91,15 @@ function layoutGroup(group, open, levels, known) {
 
 function layoutBoxes(boxes, sizes, edges) {
   const g = new dagre.graphlib.Graph();
-  const many = boxes.length > 120;
-  g.setGraph({
-    nodesep: 16,
-    ranksep: 26,
-    edgesep: 8,
-    marginx: 14,
-    marginy: 14,
-    ranker: many ? "longest-path" : "network-simplex",
-  });
+  const ranker = boxes.length > MANY_BOXES ? "longest-path" : "network-simplex";
+  g.setGraph({ nodesep: 16, ranksep: 26, edgesep: 8, marginx: 14, marginy: 14, ranker });
   g.setDefaultEdgeLabel(() => ({}));
   boxes.forEach((box, i) => g.setNode(box.id, { ...sizes[i] }));
   for (const [v, w] of shortEdges(boxes, edges)) g.setEdge(v, w);
-  addPort(
-    g,
-    PORT_IN,
-    edges.filter(([v]) => v === PORT_IN).map(([, w]) => w),
-  );
-  addPort(
-    g,
-    PORT_OUT,
-    edges.filter(([, w]) => w === PORT_OUT).map(([v]) => v),
-  );
+  for (const port of [PORT_IN, PORT_OUT]) {
+    const own = edges.filter((edge) => edge.includes(port));
+    addPort(g, port, own.map(([v, w]) => (v === port ? w : v)));
+  }
   dagre.layout(g);
   return g;
 }
@@ -168,13 +156,8 @@ function boxLabel(item) {
 function settle(group, layout, x, y, places) {
   places.frames.set(group.id, { layout, x, y });
   for (const child of group.children) {
-    const own = layout.g.node(child.id);
-    const at = {
-      x: x + own.x - own.width / 2,
-      y: y + own.y - own.height / 2,
-      width: own.width,
-      height: own.height,
-    };
+    const { x: midX, y: midY, width, height } = layout.g.node(child.id);
+    const at = { x: x + midX - width / 2, y: y + midY - height / 2, width, height };
     places.at.set(child.id, at);
     const inner = layout.inner.get(child.id);
     if (inner) {
@@ -209,16 +192,9 @@ function straight(v, w, places, { x, y, layout }) {
   if (v !== PORT_IN && w !== PORT_OUT) return alongSide(v, w, places, x + layout.width);
   const box = places.at.get(v === PORT_IN ? w : v);
   const middle = box.x + box.width / 2;
-  if (v === PORT_IN)
-    return [
-      [x + layout.width / 2, y],
-      [middle, box.y],
-    ];
-  const bottom = y + layout.height - TITLE_HEIGHT;
-  return [
-    [middle, box.y + box.height],
-    [x + layout.width / 2, bottom],
-  ];
+  const edge = x + layout.width / 2;
+  if (v === PORT_IN) return [[edge, y], [middle, box.y]];
+  return [[middle, box.y + box.height], [edge, y + layout.height - TITLE_HEIGHT]];
 }
 
 // A line between far boxes: out at the right of one, down the edge of the group, in at the right.

@@ -12,233 +12,175 @@ const LANE_HELP =
   "Point at a bar to read it. Wheel or + and − zoom, dragging or arrow keys move, " +
   "n and p go from bar to bar, 0 shows all.";
 
-// lanes: names; items: {lane, start, end, name, color, title, thin}; times in seconds.
-// start: what is in sight at first, as [from, to]; onview: called with that when it changes.
-// Returns {node, show}: show(from, to, origin) brings a stretch of time into sight; times count from origin.
-function laneChart(lanes, items, { label, gutter = 0, start = null, onview = null }) {
-  const first = items.reduce((t, i) => Math.min(t, i.start), Infinity);
-  const last = items.reduce((t, i) => Math.max(t, i.end), first + SHORTEST);
+function stretchOf(bars) {
+  const from = bars.reduce((t, bar) => Math.min(t, bar.start), Infinity);
+  return { from, to: bars.reduce((t, bar) => Math.max(t, bar.end), from + SHORTEST) };
+}
+
+// bars: {lane, start, end, name, color, title, thin}, in seconds; view: what is in sight, from and
+// to, with the origin from which times count; onview: called with what is to be in sight.
+function Lanes({ lanes, bars, label, gutter = 0, view, onview }) {
+  const box = useRef();
+  const width = Math.max(200, useWidth(box));
+  const [chosen, setChosen] = useState(null);
+  const [told, setTold] = useState(LANE_HELP);
+  const whole = useMemo(() => stretchOf(bars), [bars]);
+  const long = view.to - view.from;
+
+  const show = (from, to) => {
+    const size = Math.min(whole.to - whole.from, Math.max(to - from, SHORTEST));
+    const begin = Math.max(whole.from, Math.min(from, whole.to - size));
+    onview({ ...view, from: begin, to: begin + size });
+  };
+  const zoom = (factor, at = 0.5) => {
+    const size = Math.max(long * factor, SHORTEST);
+    const begin = view.from + at * (long - size);
+    show(begin, begin + size);
+  };
+  const move = (part) => show(view.from + part * long, view.to + part * long);
+  const showAll = () => show(whole.from, whole.to);
+  const choose = (bar) => {
+    setChosen(bar);
+    setTold(bar.title);
+  };
+  // To the next bar that begins after the chosen one; the chart moves along with it.
+  const step = (by) => {
+    const sorted = [...bars].sort((a, b) => a.start - b.start || a.lane - b.lane);
+    const isIn = ({ start }) => start >= view.from && start <= view.to;
+    const at = chosen ? sorted.indexOf(chosen) : sorted.findIndex(isIn) - by;
+    const bar = sorted[Math.max(0, Math.min(sorted.length - 1, at + by))];
+    choose(bar);
+    if (!isIn(bar)) show(bar.start - long / 10, bar.start + 0.9 * long);
+  };
+
+  const onwheel = (event) => {
+    const isWhole = long >= (whole.to - whole.from) * 0.999;
+    const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (isWhole && (isSideways || event.deltaY > 0)) return; // nothing to do: the page scrolls
+    event.preventDefault();
+    const { left } = box.current.getBoundingClientRect();
+    const at = Math.max(0, (event.clientX - left - gutter) / (width - gutter));
+    if (isSideways) move(Math.sign(event.deltaX || event.deltaY) * 0.1);
+    else zoom(event.deltaY > 0 ? 1.25 : 0.8, at);
+  };
+  const onkeydown = onKeys({
+    ArrowLeft: () => move(-0.2),
+    ArrowRight: () => move(0.2),
+    "+": () => zoom(0.5),
+    "=": () => zoom(0.5),
+    "-": () => zoom(2),
+    0: showAll,
+    n: () => step(1),
+    p: () => step(-1),
+  });
+  const dragging = useDragging((dx) => move(-dx / Math.max(1, width - gutter)));
   const height = lanes.length * LANE_STEP + LANES_TOP;
-  const drawing = svg("svg", {
-    class: "lanes",
-    height,
-    role: "group",
-    tabindex: "0",
-    "aria-label": `${label}. ${LANE_HELP}`,
-  });
-  const detail = el("p", { class: "detail", "aria-live": "polite" }, LANE_HELP);
-  const chart = { lanes, items, gutter, first, last, origin: first, drawing, detail, onview, chosen: null };
-  chart.view = { from: first, to: last };
-  laneListen(chart);
-  const node = el("div", { class: "chart" }, laneBar(chart), drawing, detail);
-  const show = (from, to, origin = first) => {
-    chart.origin = origin;
-    laneShow(chart, from, to);
-  };
-  if (start) show(...start);
-  new ResizeObserver(() => drawLanes(chart)).observe(drawing);
-  return { node, show };
+  const picture = { class: "lanes", height, viewBox: `0 0 ${width} ${height}`, role: "group" };
+  return html`<div class="chart">
+    <div class="bar">
+      <${Button} title="Zoom in" text="+" onclick=${() => zoom(0.5)} />
+      <${Button} title="Zoom out" text="−" onclick=${() => zoom(2)} />
+      <${Button} title="Earlier" text="←" onclick=${() => move(-0.3)} />
+      <${Button} title="Later" text="→" onclick=${() => move(0.3)} />
+      <${Button} title="Show all" text="All" onclick=${showAll} />
+    </div>
+    <svg
+      ...${{ ...picture, ...dragging, onwheel, onkeydown, tabindex: 0 }}
+      aria-label="${label}. ${LANE_HELP}"
+      ref=${box}
+    >
+      <${LaneBars} ...${{ lanes, bars, gutter, view, width, chosen, choose, setTold }} />
+    </svg>
+    <p class="detail" aria-live="polite">${told}</p>
+  </div>`;
 }
 
-function laneShow(chart, from, to) {
-  const whole = chart.last - chart.first;
-  const width = Math.min(whole, Math.max(to - from, SHORTEST));
-  const begin = Math.max(chart.first, Math.min(from, chart.last - width));
-  chart.view = { from: begin, to: begin + width };
-  drawLanes(chart);
-  chart.onview?.(chart.view);
-}
-
-function laneZoom(chart, factor, at = 0.5) {
-  const { from, to } = chart.view;
-  const width = Math.max((to - from) * factor, SHORTEST);
-  const begin = from + at * (to - from) - at * width;
-  laneShow(chart, begin, begin + width);
-}
-
-function laneMove(chart, part) {
-  const { from, to } = chart.view;
-  laneShow(chart, from + part * (to - from), to + part * (to - from));
-}
-
-function laneBar(chart) {
-  return el(
-    "div",
-    { class: "bar" },
-    button("Zoom in", "+", () => laneZoom(chart, 0.5)),
-    button("Zoom out", "−", () => laneZoom(chart, 2)),
-    button("Earlier", "←", () => laneMove(chart, -0.3)),
-    button("Later", "→", () => laneMove(chart, 0.3)),
-    button("Show all", "All", () => laneShow(chart, chart.first, chart.last)),
-  );
-}
-
-function laneListen(chart) {
-  const { drawing, gutter } = chart;
-  drawing.addEventListener(
-    "wheel",
-    (event) => {
-      const isWhole = chart.view.to - chart.view.from >= (chart.last - chart.first) * 0.999;
-      const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-      if (isWhole && (sideways || event.deltaY > 0)) return; // nothing to do: the page scrolls
-      event.preventDefault();
-      const box = drawing.getBoundingClientRect();
-      const at = Math.max(0, (event.clientX - box.left - gutter) / (box.width - gutter));
-      if (sideways) laneMove(chart, Math.sign(event.deltaX || event.deltaY) * 0.1);
-      else laneZoom(chart, event.deltaY > 0 ? 1.25 : 0.8, at);
-    },
-    { passive: false },
-  );
-  dragging(drawing, (dx) => laneMove(chart, -dx / Math.max(1, drawing.clientWidth - gutter)));
-  onKeys(drawing, {
-    ArrowLeft: () => laneMove(chart, -0.2),
-    ArrowRight: () => laneMove(chart, 0.2),
-    "+": () => laneZoom(chart, 0.5),
-    "=": () => laneZoom(chart, 0.5),
-    "-": () => laneZoom(chart, 2),
-    0: () => laneShow(chart, chart.first, chart.last),
-    n: () => laneStep(chart, 1),
-    p: () => laneStep(chart, -1),
-  });
-}
-
-// To the next bar that begins after the chosen one; the chart moves along with it.
-function laneStep(chart, by) {
-  const { from, to } = chart.view;
-  const sorted = [...chart.items].sort((a, b) => a.start - b.start || a.lane - b.lane);
-  let at = sorted.indexOf(chart.chosen);
-  if (at < 0) at = sorted.findIndex((i) => i.start >= from && i.start <= to) - by;
-  const item = sorted[Math.max(0, Math.min(sorted.length - 1, at + by))];
-  laneChoose(chart, item);
-  if (item.start < from || item.start > to) {
-    laneShow(chart, item.start - (to - from) / 10, item.start + ((to - from) * 9) / 10);
-  } else drawLanes(chart);
-}
-
-function laneChoose(chart, item) {
-  chart.chosen = item;
-  chart.detail.textContent = item.title;
-}
-
-function dragging(target, onmove) {
-  let last = null;
-  target.addEventListener("pointerdown", (e) => {
-    last = { x: e.clientX, y: e.clientY, moved: false };
-  });
-  target.addEventListener("pointermove", (e) => {
-    if (!last || !(e.buttons & 1)) return;
-    const dx = e.clientX - last.x,
-      dy = e.clientY - last.y;
-    if (!last.moved && Math.hypot(dx, dy) < 4) return;
-    if (!last.moved) target.setPointerCapture(e.pointerId);
-    last = { x: e.clientX, y: e.clientY, moved: true };
-    target.dataset.moved = "1";
-    onmove(dx, dy);
-  });
-  const end = () => {
-    last = null;
-    setTimeout(() => delete target.dataset.moved, 0);
-  };
-  target.addEventListener("pointerup", end);
-  target.addEventListener("pointercancel", end);
-}
-
-function drawLanes(chart) {
-  const { drawing, lanes, view, gutter } = chart;
-  const width = Math.max(200, drawing.clientWidth);
-  const x = (t) => gutter + ((t - view.from) / (view.to - view.from)) * (width - gutter);
-  const parts = ticks(view, chart.origin, width - gutter).map(([t, name]) =>
-    svg(
-      "g",
-      {},
-      svg("line", {
-        x1: x(t),
-        x2: x(t),
-        y1: 16,
-        y2: LANES_TOP + lanes.length * LANE_STEP,
-        class: "tick",
-      }),
-      x(t) + 3 + name.length * LANE_LETTER < width &&
-        svg("text", { x: x(t) + 3, y: 11, class: "axis" }, name),
-    ),
-  );
-  let drawn = 0;
+function LaneBars({ lanes, bars, gutter, view, width, chosen, choose, setTold }) {
+  const long = view.to - view.from;
+  const x = (t) => gutter + ((t - view.from) / long) * (width - gutter);
+  const bottom = LANES_TOP + lanes.length * LANE_STEP;
   const edge = new Map(); // right edge drawn per lane: bars thinner than a pixel are joined
-  for (const item of chart.items) {
-    if (item.end < view.from || item.start > view.to) continue;
-    const a = Math.max(x(item.start), gutter);
-    const b = Math.min(x(item.end), width);
-    const key = item.lane + (item.thin ? "t" : "");
-    if (item !== chart.chosen && b - a < 1 && edge.get(key) >= b) continue;
-    if (++drawn > MAX_BARS) continue;
+  const shown = [];
+  for (const bar of bars) {
+    if (bar.end < view.from || bar.start > view.to) continue;
+    const [a, b] = [Math.max(x(bar.start), gutter), Math.min(x(bar.end), width)];
+    const key = bar.lane + (bar.thin ? "t" : "");
+    if (bar !== chosen && b - a < 1 && edge.get(key) >= b) continue;
     edge.set(key, Math.max(a + 1, b));
-    parts.push(drawBar(chart, item, a, Math.max(1, b - a), x));
+    shown.push({ bar, from: a, size: Math.max(1, b - a), nameEnd: x(bar.nameEnd ?? bar.end) });
   }
-  lanes.forEach((name, i) => {
-    const y = LANES_TOP + i * LANE_STEP + 14;
-    if (name && gutter) parts.push(svg("text", { x: 0, y, class: "lane" }, name));
-  });
-  if (drawn > MAX_BARS) {
-    const y = LANES_TOP + lanes.length * LANE_STEP - 4;
-    const note = `${drawn - MAX_BARS} more bars are not drawn: zoom in to see them`;
-    parts.push(svg("text", { x: gutter + 4, y, class: "lane" }, note));
-  }
-  drawing.setAttribute("viewBox", `0 0 ${width} ${drawing.getAttribute("height")}`);
-  drawing.replaceChildren(...parts);
+  const more = shown.length - MAX_BARS;
+  const acts = (bar) => ({ onpointerenter: () => setTold(bar.title), onclick: () => choose(bar) });
+  return html`${ticks(view, width - gutter).map(
+      ([t, name]) => html`<g>
+        <line x1=${x(t)} x2=${x(t)} y1="16" y2=${bottom} class="tick" />
+        ${x(t) + 3 + name.length * LANE_LETTER < width &&
+        html`<text x=${x(t) + 3} y="11" class="axis">${name}</text>`}
+      </g>`,
+    )}
+    ${shown
+      .slice(0, MAX_BARS)
+      .map((each) => html`<${LaneBar} ...${each} chosen=${chosen} acts=${acts(each.bar)} />`)}
+    ${lanes.map(
+      (name, i) =>
+        name &&
+        gutter > 0 &&
+        html`<text x="0" y=${LANES_TOP + i * LANE_STEP + 14} class="lane">${name}</text>`,
+    )}
+    ${more > 0 &&
+    html`<text x=${gutter + 4} y=${bottom - 4} class="lane">
+      ${more} more bars are not drawn: zoom in to see them
+    </text>`}`;
 }
 
 // Thin bars lie at the lower edge of their lane, with their name above them.
-function drawBar(chart, item, x, width, place) {
-  const y = LANES_TOP + item.lane * LANE_STEP;
-  const height = item.thin ? THIN : LANE;
-  const end = item.nameEnd ? Math.max(x, Math.min(place(item.nameEnd), x + width)) : x + width;
-  const room = Math.floor((end - x - 6) / LANE_LETTER);
-  const cut = item.name.length > room ? item.name.slice(0, room - 1) + "…" : item.name;
-  const tell = () => (chart.detail.textContent = item.title);
-  const pick = () => {
-    laneChoose(chart, item);
-    drawLanes(chart);
-  };
-  const chosen = item === chart.chosen ? " chosen" : "";
-  return svg(
-    "g",
-    { onpointerenter: tell, onclick: pick, class: (item.thin ? "thin" : "full") + chosen },
-    item.thin && svg("rect", { x, y, width, height: LANE - THIN, class: "catch" }),
-    svg(
-      "rect",
-      {
-        x,
-        y: y + LANE - height,
-        width,
-        height,
-        class: `b ${item.color}${width < SLIM ? " slim" : ""}`,
-      },
-      svg("title", {}, item.title),
-    ),
-    room >= 3 && svg("text", { x: x + 3, y: y + (item.thin ? 10 : 14), class: "in" }, cut),
-  );
+function LaneBar({ bar, from, size, nameEnd, chosen, acts }) {
+  const y = LANES_TOP + bar.lane * LANE_STEP;
+  const height = bar.thin ? THIN : LANE;
+  const end = Math.max(from, Math.min(nameEnd, from + size));
+  const room = Math.floor((end - from - 6) / LANE_LETTER);
+  const name = bar.name.length > room ? bar.name.slice(0, room - 1) + "…" : bar.name;
+  const kind = (bar.thin ? "thin" : "full") + (bar === chosen ? " chosen" : "");
+  const look = `b ${bar.color}${size < SLIM ? " slim" : ""}`;
+  return html`<g class=${kind} ...${acts}>
+    ${bar.thin &&
+    html`<rect x=${from} y=${y} width=${size} height=${LANE - THIN} class="catch" />`}
+    <rect x=${from} y=${y + LANE - height} width=${size} height=${height} class=${look}>
+      <title>${bar.title}</title>
+    </rect>
+    ${room >= 3 &&
+    html`<text x=${from + 3} y=${y + (bar.thin ? 10 : 14)} class="in">${name}</text>`}
+  </g>`;
 }
 
 const TICK_ROOM = 100; // pixels: the longest label and a gap
-
-// Round times with labels in one unit, with as many digits as tell neighbours apart.
-function ticks(view, origin, room) {
-  const rough = (view.to - view.from) / Math.max(2, Math.min(8, room / TICK_ROOM));
-  const base = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * base).find((s) => s >= rough);
-  const far = Math.max(Math.abs(view.from - origin), Math.abs(view.to - origin));
-  const [unit, size] = TICK_UNITS.find(([, s]) => far >= s) || TICK_UNITS.at(-1);
-  const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-6));
-  const found = [];
-  for (let n = Math.ceil((view.from - origin) / step); origin + n * step <= view.to; n++) {
-    const t = (n * step) / size;
-    found.push([origin + n * step, n === 0 ? "0" : `${t.toFixed(digits)} ${unit}`]);
-  }
-  return found;
-}
-
 const TICK_UNITS = [
   ["s", 1],
   ["ms", 1e-3],
   ["µs", 1e-6],
 ];
+
+// Round times with labels in one unit, with as many digits as tell neighbours apart.
+function ticks({ from, to, origin }, room) {
+  const rough = (to - from) / Math.max(2, Math.min(8, room / TICK_ROOM));
+  const base = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((n) => n * base).find((s) => s >= rough);
+  const far = Math.max(Math.abs(from - origin), Math.abs(to - origin));
+  const [unit, size] = TICK_UNITS.find(([, s]) => far >= s) || TICK_UNITS.at(-1);
+  const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-6));
+  const found = [];
+  for (let n = Math.ceil((from - origin) / step); origin + n * step <= to; n++) {
+    const name = n === 0 ? "0" : `${((n * step) / size).toFixed(digits)} ${unit}`;
+    found.push([origin + n * step, name]);
+  }
+  return found;
+}
+
+// The spans of a compile, by what lies inside what.
+function Flame({ bars }) {
+  const [view, setView] = useState(() => ({ ...stretchOf(bars), origin: stretchOf(bars).from }));
+  const depth = bars.reduce((n, bar) => Math.max(n, bar.lane), 0) + 1;
+  const lanes = Array(depth).fill("");
+  const label = "flame chart of the compile";
+  return html`<${Lanes} ...${{ lanes, bars, label, view }} onview=${setView} />`;
+}

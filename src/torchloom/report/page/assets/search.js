@@ -1,99 +1,91 @@
-// Search over the whole record: functions with their entries, graphs and code, events.
+// Search over the whole record: functions with their entries, guards, graphs and code, events.
 
-const FOUND_SHOWN = 30;
-
-function searchView(word = "") {
-  const wanted = word.trim().toLowerCase();
-  if (!wanted) return empty("Type into the box above: names, lines, operators, parameters, events.");
-  const parts = [
-    ["Functions and entries", [{ name: "where" }, { name: "what" }], foundEntries(wanted)],
-    ["Graphs and code", [{ name: "where" }, { name: "line" }], foundTexts(wanted)],
-    ["Events", WHEN_COLUMNS, foundEvents(wanted)],
-  ];
-  const all = parts.filter(([, , rows]) => rows.length);
-  if (!all.length) return empty("Nothing in this record holds these words.");
-  return all.map(([title, columns, rows]) =>
-    section(
-      `${title}: ${rows.length}`,
-      table(columns, rows.slice(0, FOUND_SHOWN)),
-      rows.length > FOUND_SHOWN &&
-        el("p", { class: "told" }, `and ${rows.length - FOUND_SHOWN} more`),
-    ),
-  );
-}
+const MAX_LINE = 240; // letters
+const WHEN_COLUMNS = ["#when", "event", "what"];
 
 const holds = (word, ...texts) => texts.some((text) => (text || "").toLowerCase().includes(word));
 
+function Search({ id = "" }) {
+  const wanted = id.trim().toLowerCase();
+  if (!wanted) {
+    const hint = "Type into the box above: names, lines, operators, guards, parameters, events.";
+    return html`<${Empty}>${hint}<//>`;
+  }
+  const parts = [
+    ["Functions and entries", ["where", "what"], foundEntries(wanted)],
+    ["Guards", ["where", "condition", "#calls rejected"], foundGuards(wanted)],
+    ["Graphs and code", ["where", "line"], foundTexts(wanted)],
+    ["Events", WHEN_COLUMNS, eventCells(([, ...texts]) => holds(wanted, ...texts))],
+  ].filter(([, , rows]) => rows.length);
+  if (!parts.length) return html`<${Empty}>Nothing in this record holds these words.<//>`;
+  return parts.map(
+    ([title, columns, rows]) => html`<${Section} title="${title}: ${rows.length}">
+      <${Table} key=${wanted} columns=${columns} rows=${rows} />
+    <//>`,
+  );
+}
+
 function foundEntries(word) {
   const functions = data.functions
-    .filter((item) => holds(word, item.fn.name, item.fn.qualname, item.fn.file))
-    .map((item) => [jump(fnHash(item), nameOf(item.fn)), sourcePlace(item.fn)]);
+    .filter(({ id, name, place }) => holds(word, id, name, place))
+    .map((item) => [fnLink(item), item.place]);
   const breaks = data.breaks
-    .filter((b) => holds(word, b.each.reason, b.each.explanation, b.place))
-    .map((b) => [jump(fnHash(b.owner), nameOf(b.owner.fn)), `${b.each.reason} at ${short(b.place)}`]);
-  const entries = data.entries.flatMap((e) => {
-    const name = jump(entryHash(e), `${e.name} ${nameOf(e.owner.fn)}`);
-    const why = e.entry.recompiles.find((r) => holds(word, r.source, r.text, r.fix));
-    const guards = e.entry.guards.filter((g) => holds(word, g.english, g.text, g.user_line));
-    const kernels = e.entry.kernels.filter((k) => holds(word, k.name));
+    .filter(({ reason, explanation, place }) => holds(word, reason, explanation, place))
+    .map((b) => [fnLink(data.functions[b.owner]), `${b.reason} at ${b.place}`]);
+  const entries = data.entries.flatMap((item) => {
+    const { backend, status, recompiles, kernels } = item.entry;
+    const at = (part) => ["a", entryHash(item, part), `${item.name} ${item.owner.name}`];
+    const why = recompiles.find((r) => holds(word, r.source, r.text, r.fix));
+    const names = kernels.map((k) => k.name).filter((name) => holds(word, name));
     return [
-      holds(word, e.name, e.entry.backend, e.entry.status) && [name, e.entry.backend],
-      why && [jump(entryHash(e, "recompile"), name.textContent), `recompile: ${why.text}`],
-      guards.length && [
-        jump(entryHash(e, "guards"), name.textContent),
-        `${count(guards.length, "guard")}, first: ${guards[0].english}`,
-      ],
-      kernels.length && [
-        jump(entryHash(e, "kernels"), name.textContent),
-        kernels.map((k) => k.name).join(", "),
-      ],
+      holds(word, item.name, backend, status) && [at(), backend],
+      why && [at("recompile"), `recompile: ${why.text}`],
+      names.length && [at("kernels"), names.join(", ")],
     ].filter(Boolean);
   });
   return [...functions, ...breaks, ...entries];
 }
 
-// Of each text the first line that holds the words, and how many others do.
-function foundTexts(word) {
-  return data.entries.flatMap((e) =>
-    e.entry.artifacts.flatMap((a) => {
-      if (!holds(word, a.text)) return [];
-      const lines = a.text.split("\n").filter((line) => holds(word, line));
-      const part = /^(output_code|runnable)$/.test(a.kind) ? "code" : "graphs";
-      const more = lines.length > 1 ? ` (and ${count(lines.length - 1, "other line")})` : "";
-      return [
-        [
-          jump(entryHash(e, part), `${e.name} ${a.title || a.kind}`),
-          [el("code", { class: "wrap" }, lines[0].trim().slice(0, 240)), more],
-        ],
-      ];
-    }),
+function foundGuards(word) {
+  return data.entries.flatMap((item) =>
+    item.entry.guards
+      .filter((g) => holds(word, g.english, g.text, g.source, g.user_line, g.kind))
+      .map((g) => [
+        ["a", entryHash(item, "guards"), `${item.name} ${item.owner.name}`],
+        ["span.wrap", g.english || g.text.slice(0, MAX_LINE)],
+        String(g.num_fails),
+      ]),
   );
 }
 
-function foundEvents(word) {
-  const found = data.record.events.filter((e) => eventHas(e, word));
-  return eventRows(found, eventTimes());
+// Of each text the first line that holds the words, and how many others do.
+function foundTexts(word) {
+  return data.entries.flatMap((item) =>
+    item.entry.artifacts
+      .filter((a) => holds(word, a.text))
+      .map((a) => {
+        const lines = a.text.split("\n").filter((line) => holds(word, line));
+        const part = /^(output_code|runnable)$/.test(a.kind) ? "code" : "graphs";
+        const more = lines.length > 1 ? ` (and ${count(lines.length - 1, "other line")})` : "";
+        const found = lines[0]?.trim().slice(0, MAX_LINE) || "";
+        const where = ["a", entryHash(item, part), `${item.name} ${a.title || a.kind}`];
+        return [where, ["", ["code.wrap", found], more]];
+      }),
+  );
 }
 
-// The box in the header: the view follows what is typed; "/" goes there, Escape leaves.
-function startSearch() {
-  const box = document.getElementById("search");
-  const go = (hash) => {
-    history.replaceState(null, "", "#" + hash);
-    route();
-  };
-  const search = debounce(() => {
-    const word = box.value.trim();
-    go(word ? "search/" + encodeURIComponent(word) : "overview");
-  }, 120);
-  box.addEventListener("input", search);
-  addEventListener("keydown", (event) => {
-    const isTyping = event.target.closest?.("input, select, textarea");
-    if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) {
-      event.preventDefault();
-      box.focus();
-      box.select();
-    }
-  });
-  box.addEventListener("keydown", (event) => event.key === "Escape" && box.blur());
+const eventCells = (isShown = () => true) =>
+  data.events.filter(isShown).map(([when, kind, text]) => [when, kind, ["span.wrap", text]]);
+
+function Events() {
+  const all = data.events;
+  if (!all.length) {
+    const none = "torchloom emitted no event while watching: only torch.compile was at work.";
+    return html`<${Empty}>${none}<//>`;
+  }
+  return html`<p class="told">
+      ${count(all.length, "event")}; times count from the start of a step. The search above
+      finds events by their words.
+    </p>
+    <${Table} columns=${WHEN_COLUMNS} rows=${eventCells()} />`;
 }

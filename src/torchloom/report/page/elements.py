@@ -1,0 +1,138 @@
+"""Elements of the page as plain data, and the words for numbers in them.
+
+A node is text, `[tag, *children]` with a tag as `p.told`, or `{"is": name, ...}`, which a component of the page's
+script draws. Texts of a record stay texts: the script makes no markup of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Node = str | list[Any] | dict[str, Any] | None
+
+
+def el(tag: str, *children: Node) -> list[Any]:
+    """Return an element; children that are None or empty are left out."""
+    return [tag, *(child for child in children if child)]
+
+
+def link(address: str, *children: Node) -> list[Any]:
+    """Return a link to a view of the page."""
+    return ["a", address, *children]
+
+
+def section(title: str, *children: Node) -> list[Any]:
+    """Return a part of a view under its heading."""
+    return el("section", ["h2", title], *children)
+
+
+def empty(text: str) -> list[Any]:
+    """Return the sentence that stands where there is nothing to show."""
+    return ["p.empty", text]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], name: str = "") -> Node:
+    """Return a table; names of columns of numbers begin with `#`."""
+    return {"is": "Table", "columns": columns, "rows": rows, "name": name}
+
+
+def pairs(rows: Iterable[tuple[Node, Node]], name: str = "") -> list[Any]:
+    """Return names with their values, without those that have none."""
+    kept = [(key, value) for key, value in rows if value not in (None, "")]
+    return el(f"dl{name}", *(["div", ["dt", key], ["dd", value]] for key, value in kept))
+
+
+def choice(label: str, options: Sequence[tuple[str, Node]], first: int = -1) -> Node:
+    """Return several nodes of which the reader picks one; a single one stands alone."""
+    if len(options) == 1:
+        return options[0][1]
+    shown = first % len(options)
+    return {"is": "Choice", "label": label, "options": [list(o) for o in options], "first": shown}
+
+
+def stacked(
+    parts: Sequence[tuple[str, float, str, str]],
+    label: str,
+    columns: tuple[str, str],
+    limit: tuple[float, str] | None = None,
+    is_bytes: bool = False,
+) -> Node:
+    """Return a bar of parts over the table that names them.
+
+    Args:
+        parts: name, value, colour and note of each; those without a value are left out.
+        label: of the bar.
+        columns: names of the first two columns.
+        limit: a value and its name, marked on the bar.
+        is_bytes: the values are bytes, not seconds.
+    """
+    show = size if is_bytes else seconds
+    shown = [part for part in parts if part[1] > 0]
+    total = sum(value for _, value, _, _ in shown)
+    whole = max(total, limit[0] if limit else 0) or 1
+    rows = [
+        [
+            ["", [f"span.swatch.{color}"], name],
+            show(value),
+            percent(value, total),
+            ["span.faint", note],
+        ]
+        for name, value, color, note in shown
+    ]
+    bar = {
+        "is": "Stacked",
+        "label": f"{label}: {show(total)}",
+        "parts": [[100 * v / whole, color, f"{name}: {show(v)}"] for name, v, color, _ in shown],
+        "limit": [100 * limit[0] / whole, limit[1]] if limit else None,
+    }
+    heads = [columns[0], f"#{columns[1]}", "#share", "what it is"]
+    return ["", bar, table(heads, rows, "parts")]
+
+
+def prose(text: str) -> list[Any]:
+    """Return a sentence with what stands in backticks as code."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return ["", *(["code", part[1:-1]] if re.match(r"`.+`$", part) else part for part in parts)]
+
+
+def count(number: int, word: str, many: str | None = None) -> str:
+    """Return a number with its word."""
+    return f"{number} {word if number == 1 else many or word + 's'}"
+
+
+def seconds(value: float) -> str:
+    """Return a time in the unit that suits it."""
+    near = abs(value)
+    if not math.isfinite(value):
+        return "unknown"
+    if near == 0:
+        return "0 s"
+    if near < 1e-3:
+        return f"{value * 1e6:.{1 if near < 1e-4 else 0}f} µs"
+    if near < 1:
+        return f"{value * 1e3:.{2 if near < 0.01 else 1 if near < 0.1 else 0}f} ms"
+    return f"{value:.{2 if near < 10 else 1}f} s"
+
+
+def size(value: float) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.{1 if abs(value) < 100 and units[0] != 'B' else 0}f} {units[0]}"
+
+
+def rounded(value: float) -> str:
+    """Return a number with three digits, or all of those before the point."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share as text."""
+    return f"{100 * part / (whole or 1):.1f}%"
