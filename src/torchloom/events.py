@@ -260,7 +260,7 @@ class StepEnded(Event):
     """`tokens` over `seconds`."""
     mfu: float | None = None
     """Model FLOP utilization: FLOP/s of one rank, by a formula, over the peak of its device. See
-    `torchloom.engine.work`; None where the peak is not known."""
+    `torchloom.engine.step_flops`; None where the peak is not known."""
     peak_bytes: int | None = None
     """Most device memory that was allocated so far, by torch's allocator; on a CPU, resident memory of
     this process."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchloom.engine.loader import make_loader
-from torchloom.engine.work import Work
+from torchloom.engine.step_flops import Work
 from torchloom.errors import DataError, EngineError
 from torchloom.files import read_json_lines
 from torchloom.recipes.train.corpus import windows

@@ -20,12 +20,12 @@ from torchloom.engine.engine import Engine
 from torchloom.engine.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.engine.groups import World, ensure_process_group, make_world
 from torchloom.engine.loader import make_loader
-from torchloom.engine.local import LocalParams
 from torchloom.engine.notices import log_notes
 from torchloom.engine.optim import make_lr_scheduler, make_optimizer
 from torchloom.engine.own_clipping import follow_torch_norms
 from torchloom.engine.own_loops import count_steps_of
 from torchloom.engine.precision import shard_precision
+from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.exchange import Agreement

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from torchloom.config import Config
 from torchloom.engine.groups import World
-from torchloom.engine.local import LocalParams
 from torchloom.engine.offloads import Offloads
+from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import EngineError
 from torchloom.exchange import Agreement
 from torchloom.pipeline.device import device_bytes

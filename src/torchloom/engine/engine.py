@@ -34,7 +34,6 @@ from torchloom.engine.boundary import (
 )
 from torchloom.engine.checkpoints import Checkpoints, Counters
 from torchloom.engine.groups import World
-from torchloom.engine.local import LocalParams
 from torchloom.engine.loss import check_loss
 from torchloom.engine.module_access import ModuleAccess
 from torchloom.engine.monitors import trackers_of
@@ -46,12 +45,13 @@ from torchloom.engine.rates import note_rates
 from torchloom.engine.saving import Saving
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.shared_loss import Scaling, SharedLoss
+from torchloom.engine.step_flops import Work, work_of
 from torchloom.engine.step_log import StepLog
+from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.engine.timers import Timers
 from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.engine.update import Update
 from torchloom.engine.user_backward import follow_user_backward, mark
-from torchloom.engine.work import Work, work_of
 from torchloom.errors import unwrapped
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger

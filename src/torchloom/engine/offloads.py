@@ -26,7 +26,7 @@ from torchloom.pipeline.presets import ALIASES
 from torchloom.runtime import mover_of
 from torchloom.shard import Layout
 from torchloom.step.host_shards import place_shards
-from torchloom.step.ports import SHARDS, STATES
+from torchloom.step.interfaces import SHARDS, STATES
 
 
 @dataclass

@@ -33,7 +33,7 @@ from torchloom.runtime import lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states
 from torchloom.step import CompileCall, Driver, build_step, describe_step
-from torchloom.step.ports import STATES
+from torchloom.step.interfaces import STATES
 
 logger = get_logger(__name__)
 

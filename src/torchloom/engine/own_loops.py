@@ -22,9 +22,9 @@ from torch.optim.optimizer import (
 
 from torchloom.engine.checkpoints.trained import buffers_of
 from torchloom.engine.elementwise import check_once
-from torchloom.engine.local import check_steps_alone
 from torchloom.engine.own_slices import begin_step, call_closure_first, end_step
 from torchloom.engine.rates import note_rates
+from torchloom.engine.stepped_tensors import check_steps_alone
 from torchloom.errors import EngineError
 from torchloom.position import POSITION
 from torchloom.runtime import Communicator, tell_step

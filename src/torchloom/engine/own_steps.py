@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 
 from torchloom.engine.own_clipping import take_norm
 from torchloom.engine.plan_check import PlanCheck, standing_bytes
+from torchloom.engine.step_flops import Work
 from torchloom.engine.step_log import StepLog
 from torchloom.engine.trackers import Tracker
-from torchloom.engine.work import Work
 from torchloom.runtime import Communicator
 from torchloom.step import CompiledStep
 

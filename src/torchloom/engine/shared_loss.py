@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchloom.engine.local import LocalParams
+from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import EngineError
 
 

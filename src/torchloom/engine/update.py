@@ -21,11 +21,11 @@ from torch.optim import Optimizer
 
 from torchloom.config import Config
 from torchloom.engine.clipping import clip_, global_norm, norm_and_sums, scale_
-from torchloom.engine.local import LocalParams
 from torchloom.engine.nonfinite import NonFinite, find_non_finite
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.optim import complete_momentum
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import NonFiniteError
 from torchloom.events import StepSkipped, emit
 from torchloom.log import get_logger

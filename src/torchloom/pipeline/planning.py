@@ -15,8 +15,8 @@ from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture.hooks import Bodies
 from torchloom.graph import GraphPass, PassContext
 from torchloom.memory import Interface, interface_of, replay_peak
+from torchloom.pipeline.activation_transfers import keep_shards, reloaded_bytes
 from torchloom.pipeline.report import GraphReport
-from torchloom.pipeline.sends import keep_shards, reloaded_bytes
 from torchloom.pipeline.trials import OFFLOAD, SELECTIVE, GraphTrials, Lower
 from torchloom.plan import Planner
 

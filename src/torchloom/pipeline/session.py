@@ -29,15 +29,15 @@ from torchloom.errors import AgreementError, PassError, PeerLostError, own_error
 from torchloom.graph import GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
-from torchloom.pipeline.alike import Alike, Texts, parameters_of
 from torchloom.pipeline.keys import common_key_of, facts_of
 from torchloom.pipeline.report import CompilePhase, CompileReport, GraphReport, log_phase, tell_peak
 from torchloom.pipeline.rounds import compile_within_budget
-from torchloom.pipeline.second import SecondPlan
+from torchloom.pipeline.second_plan import SecondPlan
+from torchloom.pipeline.shared_plan import Alike, Texts, parameters_of
 from torchloom.pipeline.sizes import Sizes
 from torchloom.plan import GraphPlan, Plan, Planner
 from torchloom.position import POSITION
-from torchloom.shard.beside import check_captured
+from torchloom.shard.direct_uses import check_captured
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torchloom.deepcompile.site import Book
 from torchloom.graph import GraphPass, PassContext
-from torchloom.pipeline.second import SecondPlan
+from torchloom.pipeline.second_plan import SecondPlan
 from torchloom.plan import Planner
 
 

@@ -15,7 +15,7 @@ from torch import fx
 from torchloom._torch.compiling import compiling_code
 from torchloom._torch.introspect import recompile_limit
 from torchloom.log import get_logger
-from torchloom.pipeline.alike import parameters_of
+from torchloom.pipeline.shared_plan import parameters_of
 from torchloom.position import POSITION
 
 logger = get_logger(__name__)

@@ -25,9 +25,7 @@ from torchloom.memory import expanded_joint, micro_step
 from torchloom.ops.regions import halves_called, known_bodies
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
-from torchloom.pipeline.manager import PassManager
-from torchloom.pipeline.report import GraphReport
-from torchloom.pipeline.sends import (
+from torchloom.pipeline.activation_transfers import (
     configured_sizes,
     keep_shards,
     option_of,
@@ -35,6 +33,8 @@ from torchloom.pipeline.sends import (
     traffic_of,
     transfers_to_try,
 )
+from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.report import GraphReport
 from torchloom.plan import PlanCandidate, Planner, PlanningProblem, TrialResult
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]

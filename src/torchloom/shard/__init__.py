@@ -10,8 +10,8 @@ from __future__ import annotations
 from torchloom._torch.untraced import leave_frames_alone
 from torchloom.shard import (
     apply,
-    beside,
     classes,
+    direct_uses,
     gather,
     memo,
     optimizer_states,
@@ -22,7 +22,7 @@ from torchloom.shard import (
     writes,
 )
 from torchloom.shard.apply import facts_of, shard_module, share_buffers, sync_in_backward, unshard
-from torchloom.shard.beside import look_at_backward
+from torchloom.shard.direct_uses import look_at_backward
 from torchloom.shard.gather import gathered
 from torchloom.shard.layout import (
     ByModule,
@@ -87,7 +87,7 @@ __all__ = [
 # They are entered in the midst of a user's code, behind graph breaks too.
 leave_frames_alone(
     apply,
-    beside,
+    direct_uses,
     classes,
     gather,
     memo,

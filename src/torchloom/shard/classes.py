@@ -22,8 +22,8 @@ from torchloom.errors import ShardError
 from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
-from torchloom.shard.outside import OutsideWeight, in_module_call, outside
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
+from torchloom.shard.user_copies import OutsideWeight, in_module_call, outside
 from torchloom.shard.writes import WRITES
 
 _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}

@@ -8,7 +8,7 @@
 The parameter stays the same object; its class becomes `ShardParameter`. What elementwise operators make of it without
 autograd is a `Shard` of the same weight. Inside of an optimizer's step a shard is what the step updates, a flat tensor like
 its gradient and its states; so it is for torch's private modules (Dynamo, fake tensors) and for torchloom itself. What
-autograd records of a shard is checked in the graph of the loss (`shard.beside`).
+autograd records of a shard is checked in the graph of the loss (`shard.direct_uses`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ALIKE = frozenset([
 ])
 """What is read of a shard as of any tensor."""
 _LEFT_TO_LOSSES = frozenset(["sum", "cat", "view", "reshape", "flatten"])
-"""Those of them that a loss may take of a parameter itself; `shard.beside` decides when it is differentiated."""
+"""Those of them that a loss may take of a parameter itself; `shard.direct_uses` decides when it is differentiated."""
 # fmt: on
 
 

@@ -22,10 +22,10 @@ from torchloom import ops
 from torchloom._torch.subclasses import as_plain_tensors
 from torchloom.position import POSITION
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.outside import outside
 from torchloom.shard.parameter import local_shard
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
+from torchloom.shard.user_copies import outside
 
 ORIGINAL = "_loom_original_class"
 """Class attribute of a generated class: the class that it was made from."""

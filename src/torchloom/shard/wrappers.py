@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchloom._torch.collectives import watch_collectives
 from torchloom.errors import ShardError
-from torchloom.shard.beside import shard_behind
-from torchloom.shard.outside import OutsideWeight
+from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.parameter import is_shard, refused_collective
+from torchloom.shard.user_copies import OutsideWeight
 
 _WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
 

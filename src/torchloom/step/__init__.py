@@ -17,7 +17,7 @@ from __future__ import annotations
 from torchloom.step.build import build_step
 from torchloom.step.compiled import CompiledStep
 from torchloom.step.description import CompileCall, StepDescription, describe_step
-from torchloom.step.ports import Driver, HostMemory
+from torchloom.step.interfaces import Driver, HostMemory
 
 __all__ = [
     "CompileCall",

@@ -20,15 +20,15 @@ from torchloom.deepcompile.profile import Account
 from torchloom.deepcompile.site import Book
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
-from torchloom.pipeline.alike import Alike
-from torchloom.pipeline.sends import option_of
+from torchloom.pipeline.activation_transfers import option_of
+from torchloom.pipeline.shared_plan import Alike
 from torchloom.runtime import Communicator
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import owners_of
 from torchloom.step.compiled import CompiledStep
 from torchloom.step.description import StepDescription
+from torchloom.step.interfaces import Driver
 from torchloom.step.planner import TRANSIT, costs_of, make_planner
-from torchloom.step.ports import Driver
 from torchloom.step.shared_weights import share_weights
 from torchloom.step.standing import standing_of
 from torchloom.step.standing_parts import found_standing

@@ -22,8 +22,8 @@ from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.schedule import ScheduleEntry
 from torchloom.step.description import StepDescription
+from torchloom.step.interfaces import SHARDS, HostMemory
 from torchloom.step.planner import keep_figures, plan_again
-from torchloom.step.ports import SHARDS, HostMemory
 from torchloom.step.standing import Standing
 from torchloom.step.start import start_compiled
 

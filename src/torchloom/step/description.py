@@ -24,7 +24,7 @@ from torchloom.plan import Plan
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, layout_of
 from torchloom.step.casts import cast_params
-from torchloom.step.ports import SHARDS, STATES
+from torchloom.step.interfaces import SHARDS, STATES
 from torchloom.step.standing import MayWait
 
 logger = get_logger(__name__)

@@ -29,7 +29,7 @@ from torchloom.engine.checkpoints.plain_values import Value, kind_of, value_of, 
 from torchloom.engine.checkpoints.trained import Counters, Trained
 from torchloom.engine.checkpoints.weight_files import config_of
 from torchloom.engine.groups import World
-from torchloom.engine.local import Leaf
+from torchloom.engine.stepped_tensors import Leaf
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
 from torchloom.shard.shards import valid_numel

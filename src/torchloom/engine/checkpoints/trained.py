@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.engine.groups import World
-from torchloom.engine.local import LocalParams
 from torchloom.engine.offloads import Offloads
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.stepped_tensors import LocalParams
 
 
 class Trained(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchloom.engine.checkpoints.contents import Contents
 from torchloom.engine.checkpoints.trained import Trained
 from torchloom.engine.checkpoints.weights import reader
-from torchloom.engine.local import Leaf
+from torchloom.engine.stepped_tensors import Leaf
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, layout_of
 from torchloom.shard.shards import cut, valid_numel

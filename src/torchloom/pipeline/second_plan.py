@@ -17,8 +17,8 @@ from typing import Literal
 
 from torchloom.errors import own_error
 from torchloom.log import get_logger
-from torchloom.pipeline.alike import Remembered as RememberedKinds
-from torchloom.pipeline.alike import Texts
+from torchloom.pipeline.shared_plan import Remembered as RememberedKinds
+from torchloom.pipeline.shared_plan import Texts
 from torchloom.plan import PlannerSnapshot
 
 logger = get_logger(__name__)
