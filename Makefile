@@ -9,7 +9,7 @@ ARGS   ?=
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/inductor
 export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 
-.PHONY: help train test test-all test-exhaustive check house docs docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
+.PHONY: help train test test-all test-exhaustive check house first-lines docs docs-pages bench bench-memory bench-serve bench-trust faults soak setup setup-dev clean
 
 help:
 	@echo "make train   train the built-in model on two processes     (ARGS=... go to torchloom train)"
@@ -19,6 +19,7 @@ help:
 	@echo "make faults  what users meet when ranks fail or differ     (ARGS=... go to faults.matrix)"
 	@echo "make check   ruff, import-linter, type checker"
 	@echo "make house   the source in numbers, by room               (ARGS=... are folders)"
+	@echo "make first-lines   what each module says of itself"
 	@echo "make docs    build the site in docs/_build/html; warnings are errors"
 	@echo "make docs-pages   rewrite the generated parts of docs/, which tests compare"
 	@echo "make bench   torchloom beside its peers                    (ARGS=... go to bench/train.py)"
@@ -69,6 +70,9 @@ check: setup-dev
 
 house:
 	$(PYTHON) tools/house.py $(ARGS)
+
+first-lines:
+	@$(PYTHON) tools/house.py --first-lines
 
 docs: $(VENV)/.docs-ready
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)

@@ -1,6 +1,7 @@
 """Print the source in numbers: sizes, documentation, error handling, shared state, rooms.
 
     python tools/house.py [FOLDER ...]        (default: src/torchloom)
+    python tools/house.py --first-lines       what each module says of itself
 
 The numbers gate nothing: they show where the source drifts. A room is a folder or a module at the top of FOLDER.
 """
@@ -141,7 +142,13 @@ def measure(folder: Path) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the figures of each folder."""
+    """Print the figures of each folder, or the first line of each module."""
+    if arguments[:1] == ["--first-lines"]:
+        root = Path("src/torchloom")
+        for path in sorted(root.rglob("*.py")):
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            print(f"{path.relative_to(root)}: {text.partition(chr(10))[0]}")
+        return
     for folder in arguments or ["src/torchloom"]:
         print(folder)
         for name, figure in measure(Path(folder)).items():

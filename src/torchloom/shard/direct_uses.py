@@ -1,4 +1,4 @@
-"""Parameters that are computed with themselves, and not with the weights that modules hand out.
+"""Uses of `model.parameters()` outside their module, where this rank sees only its shard.
 
     loss = model(x) + 0.1 * sum(p.norm() for p in model.parameters())
 
