@@ -267,7 +267,8 @@ def _group(title: str, rows: list[Row]) -> str:
         alike: dict[str, list[str]] = {}
         for row in rows:
             if row.outcome == outcome:
-                why = row.why.replace(json.dumps(row.value), "it", 1)
+                value = json.dumps(row.value)
+                why = row.why.removeprefix(f"{value}: ").removeprefix(f"{value} is ")
                 alike.setdefault(why, []).append(_shown(row, keys.count(row.key) > 1))
         if alike:
             lines = ((", ".join(shown), "", why) for why, shown in alike.items())
