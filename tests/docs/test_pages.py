@@ -9,9 +9,9 @@ import typer
 
 from docs_pages.commands import _body, commands
 from docs_pages.docstrings import parse
+from docs_pages.lists import arguments
 from docs_pages.marks import filled
 from docs_pages.pages import PAGES, stale
-from docs_pages.tables import arguments
 from torchloom.cli import command_names
 from torchloom.passes import PASSES
 

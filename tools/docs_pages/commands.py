@@ -14,7 +14,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from docs_pages.docstrings import parse
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 from torchloom.cli import command_names, make_app
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 
 _WORKS = """
 amp_enabled backward bfloat16_enabled coalesce_grad_reduction communication_data_type compile destroy device

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 from torchloom.config import Checked, Problem, check_config
 
 _BASE = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 
 Outcome = Literal["works", "differs", "not needed", "not there"]
 

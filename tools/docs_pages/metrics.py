@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 from torchloom.events import StepEnded
 
 _LEFT_OUT = ("step", "rank")

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from docs_pages.docstrings import fenced, parse
-from docs_pages.tables import arguments, fields, listed
+from docs_pages.lists import arguments, fields, listed
 from torchloom.config.fields import keys_of
 from torchloom.config.schema_compile import CompileSection
 from torchloom.graph import GraphPass, PassContext

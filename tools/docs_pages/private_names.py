@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 from torchloom._torch.table import FACTS, PATCHES, Patch
 
 

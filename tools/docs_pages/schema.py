@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs_pages.tables import listed
+from docs_pages.lists import listed
 from torchloom.config.fields import Key, Section, keys_of
 from torchloom.config.kinds import show
 from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
@@ -44,15 +44,15 @@ def _section_table(of: type[Section], paths: list[str]) -> str:
         [
             f"### {title}",
             *([summary] if any(paths) else ()),
-            *([_list(used)] if used else ()),
+            *([_list(used, is_top=not any(paths))] if used else ()),
             *([_others(others)] if others else ()),
         ]
     )
 
 
-def _list(keys: list[Key]) -> str:
-    """Return a line for each key; a section without another name is told under its own heading."""
-    shown = [key for key in keys if key.section is None or key.aliases or key.old]
+def _list(keys: list[Key], *, is_top: bool) -> str:
+    """Return a line for each key; at the top, the heading of a section without another name tells it."""
+    shown = [key for key in keys if not (is_top and key.section) or key.aliases or key.old]
     return listed((_names(key), _default(key), key.doc) for key in shown)
 
 
@@ -86,7 +86,7 @@ def _optimizers() -> str:
 
 
 def _schedules() -> str:
-    lines = []
+    lines: list[tuple[str, str, str]] = []
     for name, schedule in SCHEDULES.items():
         params = [
             f"**`{param}`**" if param in schedule.required else f"`{param}`"

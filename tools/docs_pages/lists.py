@@ -6,17 +6,10 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from docs_pages.docstrings import parse
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    lines += [f"| {' | '.join(_cell(each) for each in row)} |" for row in rows]
-    return "\n".join(lines)
 
 
 def listed(rows: Iterable[tuple[str, str, str]]) -> str:
@@ -102,7 +95,3 @@ def _default(name: str, value: object) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
