@@ -236,15 +236,14 @@ class StepEnded(Event):
     skipped: bool
     """Whether the step was skipped, because a gradient was not finite."""
     samples: int | None = None
-    """Samples since the run began, over all ranks, by the batch sizes of the configuration."""
+    """Samples since the run began, over all ranks."""
     loss: float | None = None
-    """Mean over all ranks of the loss whose gradient was taken: the sum over micro-steps of what
-    `backward` was given, divided by the accumulation steps. The collective of the gradient norm carries
-    it, so it is None where no norm is computed."""
+    """Mean over all ranks and micro-steps of the loss that `backward` was given; None where no gradient norm
+    is computed, whose collective carries it."""
     rank_loss: float | None = None
     """The same of this rank alone."""
     grad_norm: float | None = None
-    """Global norm of the gradients before clipping; None if the step was skipped, or if none is computed."""
+    """Global norm of the gradients before clipping; None if the step was skipped."""
     lr: float | None = None
     """The learning rate of the first parameter group that this step was taken with."""
     loss_scale: float | None = None
@@ -252,20 +251,18 @@ class StepEnded(Event):
     num_skipped: int | None = None
     """Steps skipped since the run began."""
     tokens: int | None = None
-    """Tokens of this step over all ranks, padding included; None where batches hold no token ids, or where
-    no gradient norm is computed, whose collective carries it."""
+    """Tokens of this step over all ranks, padding included; None where batches hold no token ids, or `loss`
+    is None."""
     rank_tokens: int | None = None
     """The same of this rank alone."""
     tokens_per_second: float | None = None
     """`tokens` over `seconds`."""
     mfu: float | None = None
-    """Model FLOP utilization: FLOP/s of one rank, by a formula, over the peak of its device. See
-    `torchloom.engine.step_flops`; None where the peak is not known."""
+    """Model FLOP utilization (`torchloom.engine.step_flops`); None where the device's peak is not known."""
     peak_bytes: int | None = None
-    """Most device memory that was allocated so far, by torch's allocator; on a CPU, resident memory of
-    this process."""
+    """Most device memory that was allocated so far; on a CPU, resident memory of this process."""
     collectives: int | None = None
-    """Collectives of parameters and gradients that this rank began since the last step ended."""
+    """Collectives of parameters and gradients since the last step."""
     collective_bytes: int | None = None
     """Bytes of their whole tensors."""
     graphs: int | None = None
@@ -275,10 +272,9 @@ class StepEnded(Event):
     predicted_peak_bytes: int | None = None
     """Peak of the device's memory by the plan; None without a plan."""
     measured_peak_bytes: int | None = None
-    """What it is compared with: the most that was allocated in a warm step, standing memory included; None until that step."""
+    """The most that was allocated in a warm step, standing memory included; None until that step."""
     predicted_seconds: float | None = None
-    """Time of all forward and backward passes of a step by the plan; None without a plan, or with plans of
-    which one step may not run all."""
+    """Time of all forward and backward passes of a step by the plan; None where a step may not run all plans."""
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
         """Return the known numbers as floats by the names of their fields; True is 1.0.

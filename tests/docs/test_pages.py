@@ -9,9 +9,9 @@ import typer
 
 from docs_pages.commands import _body, commands
 from docs_pages.docstrings import parse
+from docs_pages.lists import arguments
 from docs_pages.marks import filled
 from docs_pages.pages import PAGES, stale
-from docs_pages.tables import arguments
 from torchloom.cli import command_names
 from torchloom.passes import PASSES
 
@@ -75,8 +75,8 @@ def test_docstrings_are_taken_apart() -> None:
 
 def test_options_come_from_signature_and_docstring() -> None:
     rows = arguments(weave_more, only_keywords=True).splitlines()
-    assert rows[2:] == ["| `max_bytes` | `3` | Bytes that may be merged, over two lines. |"]
-    assert "| `**rest` |  | For others. |" in arguments(weave_more, skip=("ctx",))
+    assert rows == ["- `max_bytes` (`3`): Bytes that may be merged, over two lines."]
+    assert "- `**rest`: For others." in arguments(weave_more, skip=("ctx",))
     with pytest.raises(ValueError, match="takes 'ctx'"):
         arguments(weave_more)
 
@@ -93,12 +93,12 @@ def command(
 
 def test_commands_are_read_from_typer() -> None:
     usage, text, rows = _body("torchloom do", command)
-    assert usage == "```sh\ntorchloom do FILE [WORDS]... [OPTIONS]\n```"
+    assert usage == "`torchloom do FILE [WORDS]...`"
     assert text == "Do it."
-    assert rows.splitlines()[2:] == [
-        "| `FILE` | required | A file. |",
-        "| `--size INTEGER`, `-s INTEGER` | `0` | A size. |",
-        "| `--fast/--no-fast` | on | Or slow. |",
-        "| `WORDS` |  | More. |",
-        "| `--name TEXT` | its own | A name. |",
+    assert rows.splitlines() == [
+        "- `FILE`: A file.",
+        "- `-s`, `--size 0`: A size.",
+        "- `--fast/--no-fast` (on): Or slow.",
+        "- `WORDS`: More.",
+        "- `--name TEXT` (its own): A name.",
     ]

@@ -312,4 +312,4 @@ def test_the_page_of_passes_has_a_section_for_each_pass_and_the_presets():
     assert sorted(described) == sorted(PASSES)
     for stage, names in PRESETS.items():
         listed = ", ".join(f"`{name}`" for name in names)
-        assert f"| {stage} | {listed} |" in page
+        assert f"- stage {stage}: {listed}\n" in page

@@ -6,7 +6,7 @@ of it. `make docs-pages` rewrites all pages, and tests/docs fails while one is s
 marks       finds the marks of a page and fills what is between them
 pages       which page holds which generated parts
 docstrings  docstrings in Google's form as summary, text and arguments
-tables      Markdown tables of arguments and fields
+lists       Markdown lists of arguments and fields
 passes      docs/passes.md: presets, passes, what a pass may know
 schema      docs/config.md: keys, optimizers, schedules
 commands    docs/cli.md: commands and options

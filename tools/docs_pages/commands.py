@@ -1,4 +1,4 @@
-"""docs/cli.md: every command with its arguments and options, from what typer is given.
+"""docs/cli.md: every command with its arguments and options, one line each, from what typer is given.
 
 Typer's own objects are read, not the help that it prints: that depends on the terminal's width, and
 the classes behind it on typer's version.
@@ -14,7 +14,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from docs_pages.docstrings import parse
-from docs_pages.tables import table
+from docs_pages.lists import listed
 from torchloom.cli import command_names, make_app
 
 
@@ -38,25 +38,28 @@ def _group(name: str, app: typer.Typer | None) -> Iterator[str]:
     assert app is not None, name
     yield f"## torchloom {name}"
     yield str(app.info.help)
+    told: set[_Parameter] = set()
     for command in app.registered_commands:
         assert command.callback is not None, name
         whole = f"torchloom {name} {command.name or command.callback.__name__.replace('_', '-')}"
         yield f"### {whole}"
-        yield from _body(whole, command.callback)
+        yield from _body(whole, command.callback, told)
 
 
-def _body(name: str, callback: Callable[..., Any]) -> Iterator[str]:
-    """Yield usage, text and tables of one command."""
+def _body(
+    name: str, callback: Callable[..., Any], told: set[_Parameter] | None = None
+) -> Iterator[str]:
+    """Yield usage (if there are arguments), text and a list of what an earlier command has not told."""
     parameters = list(_parameters(callback))
-    usage = [name, *(each.usage for each in parameters if each.usage)]
-    if any(not each.usage for each in parameters):
-        usage.append("[OPTIONS]")
-    yield f"```sh\n{' '.join(usage)}\n```"
+    if any(each.usage for each in parameters):
+        yield f"`{' '.join([name, *(each.usage for each in parameters if each.usage)])}`"
     doc = parse(callback.__doc__)
     yield f"{doc.summary}\n\n{doc.text}".strip()
-    rows = [(each.names, each.default, each.help) for each in parameters]
+    told = set() if told is None else told
+    rows = [(each.names, each.default, each.help) for each in parameters if each not in told]
+    told.update(parameters)
     if rows:
-        yield table(("argument or option", "default", "meaning"), rows)
+        yield listed(rows)
 
 
 class _Parameter(NamedTuple):
@@ -82,17 +85,20 @@ def _parameters(callback: Callable[..., Any]) -> Iterator[_Parameter]:
             usage += "..." if get_origin(kind) is list else ""
             yield _Parameter(f"`{shown}`", default, words, usage)
         else:
-            yield _Parameter(_option_names(name, info, kind), default, words, "")
+            value = "" if kind is bool else f" {info.metavar or _value_name(kind)}"
+            if default.startswith("`"):  # The value itself stands for its type.
+                value, default = f" {default.strip('`')}", ""
+            yield _Parameter(_option_names(name, info, kind, value), default, words, "")
 
 
-def _option_names(name: str, info: OptionInfo, kind: Any) -> str:
+def _option_names(name: str, info: OptionInfo, kind: Any, value: str) -> str:
     flag = name.strip("_").replace("_", "-")
     usual = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     # In `Annotated`, typer takes the first name for the default.
     first = (info.default,) if isinstance(info.default, str) else ()
     declared = [*first, *(info.param_decls or ())] or [usual]
-    value = "" if kind is bool else f" {info.metavar or _value_name(kind)}"
-    return ", ".join(f"`{each}{value}`" for each in declared)
+    *short, last = sorted(declared, key=len)
+    return ", ".join(f"`{each}`" for each in (*short, f"{last}{value}"))
 
 
 def _annotated(hint: Any) -> tuple[Any, ArgumentInfo | OptionInfo]:
@@ -113,7 +119,7 @@ def _shown_default(default: object, info: ArgumentInfo | OptionInfo) -> str:
     if isinstance(info.show_default, str):
         return info.show_default
     if default is inspect.Parameter.empty:
-        return "required"
+        return "" if isinstance(info, ArgumentInfo) else "required"
     if default is None or default is False or default in ("", []):
         return ""
     return "on" if default is True else f"`{default}`"

@@ -1,10 +1,10 @@
-"""What becomes of each public name of DeepSpeedEngine 0.19.6: a table for docs/migrating/deepspeed.md."""
+"""What becomes of each public name of DeepSpeedEngine 0.19.6: lists for docs/migrating/deepspeed.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from docs_pages.tables import table
+from docs_pages.lists import listed
 
 _WORKS = """
 amp_enabled backward bfloat16_enabled coalesce_grad_reduction communication_data_type compile destroy device
@@ -33,18 +33,12 @@ DIFFERS: Mapping[str, str] = {
 
 
 def render_engine() -> str:
-    """Return the table of names that work or differ; the error for any other says why.
+    """Return the names that work or differ; the error for any other says why.
 
     Example:
-        >>> "| `loss_scale` | differs |" in render_engine()
+        >>> "- `loss_scale`: a number" in render_engine()
         True
     """
-    rows = [
-        (_names(WORKS), "works", "Called, or read, as there"),
-        *((_names([name]), "differs", how[:1].upper() + how[1:]) for name, how in DIFFERS.items()),
-    ]
-    return table(("DeepSpeedEngine", "torchloom", "how"), rows)
-
-
-def _names(names: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    works = ", ".join(f"`{name}`" for name in WORKS)
+    differs = listed((f"`{name}`", "", how) for name, how in DIFFERS.items())
+    return f"The same: {works}.\n\nDifferent:\n\n{differs}"

@@ -1,4 +1,4 @@
-"""What becomes of each key of DeepSpeed 0.19.6: a table of what `check_config` says to one value of each.
+"""What becomes of each key of DeepSpeed 0.19.6: lists of what `check_config` says to one value of each.
 
 A line of `KEYS` is a key and a value that asks for something, so the outcome is never that of a default. Keys
 inside a feature that is refused as a whole stand for it in one line.
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from docs_pages.tables import table
+from docs_pages.lists import listed
 from torchloom.config import Checked, Problem, check_config
 
 _BASE = {
@@ -245,10 +245,10 @@ class Row(NamedTuple):
 
 
 def render_keys() -> str:
-    """Return a table for each group of keys.
+    """Return lists for each group of keys.
 
     Example:
-        >>> "| `gradient_allreduce_op` | refused |" in render_keys()
+        >>> "- `gradient_allreduce_op`: remove it" in render_keys()
         True
     """
     return "\n\n".join(_group(title, list(_rows(lines))) for title, lines in KEYS.items())
@@ -260,19 +260,20 @@ def all_rows() -> list[Row]:
 
 
 def _group(title: str, rows: list[Row]) -> str:
-    """Return a table with one line for keys that have the same outcome, without those that work."""
+    """Return a list for each outcome, one line for keys with the same reason, without those that work."""
     keys = [row.key for row in rows]
-    alike: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row.outcome == "works":
-            continue
-        shown = _shown(row, keys.count(row.key) > 1)
-        alike.setdefault((row.outcome, row.why), []).append(shown)
-    lines = [
-        (", ".join(shown), outcome, why[:1].upper() + why[1:])
-        for (outcome, why), shown in alike.items()
-    ]
-    return f"### {title}\n\n{table(('key', 'torchloom', 'how, or what to do'), lines)}"
+    parts = [f"### {title}"]
+    for outcome in ("differs", "no effect", "refused"):
+        alike: dict[str, list[str]] = {}
+        for row in rows:
+            if row.outcome == outcome:
+                value = json.dumps(row.value)
+                why = row.why.removeprefix(f"{value}: ").removeprefix(f"{value} is ")
+                alike.setdefault(why, []).append(_shown(row, keys.count(row.key) > 1))
+        if alike:
+            lines = ((", ".join(shown), "", why) for why, shown in alike.items())
+            parts.append(f"*{outcome.capitalize()}*\n\n{listed(lines)}")
+    return "\n\n".join(parts)
 
 
 def _shown(row: Row, with_value: bool) -> str:

@@ -7,9 +7,9 @@ function, or `config:key`; a test finds each of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from docs_pages.tables import table
+from docs_pages.lists import listed
 
 Outcome = Literal["works", "differs", "not needed", "not there"]
 
@@ -126,25 +126,24 @@ TABLES: Mapping[str, Sequence[Row]] = {
 
 
 def render_calls() -> str:
-    """Return a table for each group of calls.
+    """Return lists for each group of calls.
 
     Example:
-        >>> "| `shard_placement_fn` | not there |" in render_calls()
+        >>> "- `shard_placement_fn`: each parameter" in render_calls()
         True
     """
-    return "\n\n".join(
-        f"### {title}\n\n{table(('theirs', 'torchloom', 'how'), _alike(rows))}"
-        for title, rows in TABLES.items()
-    )
+    return "\n\n".join(f"### {title}\n\n{_by_outcome(rows)}" for title, rows in TABLES.items())
 
 
-def _alike(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return one line for calls that have the same counterpart."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        groups.setdefault((row.outcome, row.how), []).append(f"`{row.theirs}`")
-    return [(", ".join(names), outcome, _capital(how)) for (outcome, how), names in groups.items()]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _by_outcome(rows: Sequence[Row]) -> str:
+    """Return a list for each outcome, one line for calls that have the same counterpart."""
+    parts = []
+    for outcome in get_args(Outcome):
+        groups: dict[str, list[str]] = {}
+        for row in rows:
+            if row.outcome == outcome:
+                groups.setdefault(row.how, []).append(f"`{row.theirs}`")
+        if groups:
+            lines = ((", ".join(names), "", how) for how, names in groups.items())
+            parts.append(f"*{outcome.capitalize()}*\n\n{listed(lines)}")
+    return "\n\n".join(parts)

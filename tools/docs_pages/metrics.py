@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md: what each metric of a step is, from the fields of `StepEnded`."""
+"""The list of docs/metrics.md: what each metric of a step is, from the fields of `StepEnded`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 
+from docs_pages.lists import listed
 from torchloom.events import StepEnded
 
 _LEFT_OUT = ("step", "rank")
@@ -13,14 +14,13 @@ _LEFT_OUT = ("step", "rank")
 
 
 def render_metrics() -> str:
-    """Return a table of all metrics as Markdown.
+    """Return a list of all metrics as Markdown.
 
     Example:
-        >>> "| `grad_norm` |" in render_metrics()
+        >>> "- `grad_norm`: " in render_metrics()
         True
     """
-    rows = [f"| `{name}` | {doc} |" for name, doc in _fields() if name not in _LEFT_OUT]
-    return "\n".join(["| metric | is |", "|---|---|", *rows])
+    return listed((f"`{name}`", "", doc) for name, doc in _fields() if name not in _LEFT_OUT)
 
 
 def _fields() -> Iterator[tuple[str, str]]:

@@ -16,8 +16,8 @@ from docs_pages import (
     private_names,
     schema,
 )
+from docs_pages.lists import arguments
 from docs_pages.marks import filled
-from docs_pages.tables import arguments
 from torchloom.pipeline.backend import weave
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
 from docs_pages.docstrings import fenced, parse
-from docs_pages.tables import arguments, fields, table
+from docs_pages.lists import arguments, fields, listed
 from torchloom.config.fields import keys_of
 from torchloom.config.schema_compile import CompileSection
 from torchloom.graph import GraphPass, PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline.presets import PRESETS
 
+_EXACT = re.compile(r"\s*Changes\s+no\s+values\.")
+"""The page says once that this holds for each pass whose section says nothing else."""
+
 
 def presets() -> str:
     """Return the passes of each ZeRO stage."""
-    rows = [(str(stage), ", ".join(f"`{n}`" for n in names)) for stage, names in PRESETS.items()]
-    return table(("stage", "passes, in order"), rows)
+    return listed(
+        (f"stage {stage}", "", ", ".join(f"`{name}`" for name in names))
+        for stage, names in PRESETS.items()
+    )
 
 
 def context() -> str:
@@ -40,7 +46,7 @@ def sections() -> str:
 
 def _section(module: str, passes: list[GraphPass]) -> Iterator[str]:
     document = inspect.cleandoc(sys.modules[module].__doc__ or "")
-    summary, _, text = document.partition("\n\n")
+    summary, _, text = _EXACT.sub("", document).rstrip().partition("\n\n")
     yield f"## {', '.join(each.name for each in passes)}"
     yield summary
     for each in passes:
@@ -50,7 +56,6 @@ def _section(module: str, passes: list[GraphPass]) -> Iterator[str]:
     for each in passes:
         options = arguments(_function(each), only_keywords=True)
         if options:
-            yield f"Options of `{each.name}`:" if len(passes) > 1 else "Options:"
             yield options
 
 

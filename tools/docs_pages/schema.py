@@ -1,7 +1,8 @@
-"""The reference of docs/config.md: tables of all keys, optimizers and schedules, from the schema."""
+"""The reference of docs/config.md: lists of all keys, optimizers and schedules, from the schema."""
 
 from __future__ import annotations
 
+from docs_pages.lists import listed
 from torchloom.config.fields import Key, Section, keys_of
 from torchloom.config.kinds import show
 from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
@@ -13,7 +14,7 @@ _DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 
 
 def render_reference() -> str:
-    """Return the tables of all keys, optimizers and schedules as Markdown.
+    """Return the lists of all keys, optimizers and schedules as Markdown.
 
     Example:
         >>> "`stage3_param_persistence_threshold`" in render_reference()
@@ -42,23 +43,23 @@ def _section_table(of: type[Section], paths: list[str]) -> str:
     return "\n\n".join(
         [
             f"### {title}",
-            summary,
-            *([_table(used)] if used else ()),
+            *([summary] if any(paths) else ()),
+            *([_list(used, is_top=not any(paths))] if used else ()),
             *([_others(others)] if others else ()),
         ]
     )
 
 
-def _table(keys: list[Key]) -> str:
-    lines = ["| key | default | meaning |", "|---|---|---|"]
-    lines += [f"| {_names(key)} | {_default(key)} | {_cell(key.doc)} |" for key in keys]
-    return "\n".join(lines)
+def _list(keys: list[Key], *, is_top: bool) -> str:
+    """Return a line for each key; at the top, the heading of a section without another name tells it."""
+    shown = [key for key in keys if not (is_top and key.section) or key.aliases or key.old]
+    return listed((_names(key), _default(key), key.doc) for key in shown)
 
 
 def _others(keys: list[Key]) -> str:
-    """Return the keys that change nothing or are refused, in a sentence."""
+    """Return the keys that are hints, change nothing or are refused, in a sentence."""
     names = ", ".join(f"`{name}`" for key in keys for name in (key.name, *key.aliases, *key.old))
-    return f"[Without effect, or refused]({_OUTCOMES}): {names}."
+    return f"[Other keys]({_OUTCOMES}): {names}."
 
 
 def _names(key: Key) -> str:
@@ -74,25 +75,22 @@ def _default(key: Key) -> str:
 
 
 def _optimizers() -> str:
-    lines = ["### `optimizer.type` and its `params`", "", "| type | params |", "|---|---|"]
+    rows: dict[str, list[str]] = {}
     for name, table in TABLES.items():
         ours = ", ".join(f"`{param}`" for param in table if param not in DEEPSPEED_ONLY)
         theirs = ", ".join(f"`{param}`" for param in table if param in DEEPSPEED_ONLY)
         translated = f"; translated: {theirs}" if theirs else ""
-        lines.append(f"| `{_DISPLAY[name]}` | {ours}{translated} |")
-    return "\n".join(lines)
+        rows.setdefault(ours + translated, []).append(f"`{_DISPLAY[name]}`")
+    lines = ((", ".join(names), "", params) for params, names in rows.items())
+    return f"### `optimizer.type` and its `params`\n\n{listed(lines)}"
 
 
 def _schedules() -> str:
-    lines = ["### `scheduler.type` and its `params`", "", "| type | params |", "|---|---|"]
+    lines: list[tuple[str, str, str]] = []
     for name, schedule in SCHEDULES.items():
         params = [
-            f"`{param}`" + (" (required)" if param in schedule.required else "")
+            f"**`{param}`**" if param in schedule.required else f"`{param}`"
             for param in schedule.table
         ]
-        lines.append(f"| `{name}` | {', '.join(params)} |")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+        lines.append((f"`{name}`", "", ", ".join(params)))
+    return f"### `scheduler.type` and its `params` (required ones in bold)\n\n{listed(lines)}"

@@ -102,15 +102,15 @@ class OptimizerSection(Section):
     """The optimizer that the engine builds."""
 
     type: Name = used("", "`AdamW`, `Adam` or `SGD`, in any case", auto="refuse")
-    params: Items = free_form("keyword arguments; see the table of optimizers")
+    params: Items = free_form("its keyword arguments, listed below")
     legacy_fusion: MaybeFlag = no_effect(False, "an old fused layout", "remove it")
 
 
 class SchedulerSection(Section):
     """The learning-rate schedule that the engine builds."""
 
-    type: Name = used("", "name of a schedule; see the table of schedules", auto="refuse")
-    params: Items = free_form("keyword arguments; see the table of schedules")
+    type: Name = used("", "name of a schedule, listed below", auto="refuse")
+    params: Items = free_form("its keyword arguments")
 
 
 class TimeoutsSection(Section):

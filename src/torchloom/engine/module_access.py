@@ -39,7 +39,7 @@ class ModuleAccess:
                 ) from None
             raise EngineAttributeError(
                 f"neither the engine nor its model {type(module).__name__} has an attribute {name!r}: set it "
-                "on the model, or see the table of the engine's names in docs/migrating/deepspeed.md"
+                "on the model, or see the list of the engine's names in docs/migrating/deepspeed.md"
             ) from error
 
     def train(self, mode: bool = True) -> Self:

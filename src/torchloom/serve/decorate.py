@@ -132,14 +132,13 @@ def support_torch_compile(
         cls: the class, where the decorator is used without parentheses.
         dynamic_arg_dims: which sizes of which arguments vary: {"ids": 0}, {"positions": {-1}},
             {"ids": {0: Dim("tokens", 1, 8192)}}. Left out, the first size of each argument that is
-            annotated as a tensor, an optional tensor, or a dict or dataclass of tensors.
+            annotated as a tensor, or a dict or dataclass of tensors.
         mark_unbacked_dims: sizes of which nothing may be assumed, in the same form.
         enable_if: is asked with each instance; False leaves it as it is.
         shape_invariants: a function of the forward's arguments, by the same names, whose calls of `torch._check` tell
-            how sizes relate; it is traced before the forward; calls of a model that is not compiled leave it out.
+            how sizes relate; it is traced before the forward.
         contract: says all of this about sizes instead.
-        enforce_eager: leave all instances as they are. So does TORCHLOOM_ENFORCE_EAGER=1, as long as it is set, those that
-            are not compiled yet; `torchloom.serve.eager()` and torch's stance `force_eager` do at any time.
+        enforce_eager: leave all instances as they are.
         options: of `build`.
 
     Raises:

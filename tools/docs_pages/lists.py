@@ -1,4 +1,4 @@
-"""Tables of what a function takes and of what a record holds."""
+"""Lists of what a function takes and of what a record holds."""
 
 from __future__ import annotations
 
@@ -6,27 +6,37 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from docs_pages.docstrings import parse
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    lines += [f"| {' | '.join(_cell(each) for each in row)} |" for row in rows]
+def listed(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Return a Markdown list with one line for each name, default and meaning.
+
+    Args:
+        rows: the default may be "".
+
+    Example:
+        >>> listed([("`a`", "`1`", "A size."), ("`b`", "", "A name.")])
+        '- `a` (`1`): A size.\\n- `b`: A name.'
+    """
+    lines = []
+    for names, default, meaning in rows:
+        shown = f"{names} ({default})" if default else names
+        lines.append(f"- {shown}: {' '.join(meaning.split())}")
     return "\n".join(lines)
 
 
 def arguments(
     function: Callable[..., Any], *, skip: Collection[str] = (), only_keywords: bool = False
 ) -> str:
-    """Return a table of what a function takes, from its signature and `Args:`; "" if nothing.
+    """Return a list of what a function takes, from its signature and `Args:`; "" if nothing.
 
     Args:
         function: the function; the docstring has to name each argument.
-        skip: arguments that the table leaves out.
+        skip: arguments that the list leaves out.
         only_keywords: leave out what can be given by position.
 
     Raises:
@@ -43,17 +53,17 @@ def arguments(
         is_rest = parameter.kind is inspect.Parameter.VAR_KEYWORD
         shown = f"`{'**' if is_rest else ''}{name}`"
         rows.append((shown, _default(name, parameter.default), _capital(said[name])))
-    return table(("argument", "default", "meaning"), rows) if rows else ""
+    return listed(rows)
 
 
 def fields(record: type) -> str:
-    """Return a table of the fields of a dataclass and the docstrings below them."""
+    """Return a list of the fields of a dataclass and the docstrings below them."""
     said = _field_docstrings(record)
     rows = [
         (f"`{each.name}`", _default(each.name, each.default), said.get(each.name, ""))
         for each in dataclasses.fields(record)
     ]
-    return table(("field", "default", "meaning"), rows)
+    return listed(rows)
 
 
 def _field_docstrings(record: type) -> dict[str, str]:
@@ -85,7 +95,3 @@ def _default(name: str, value: object) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
