@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchloom._torch.operators import has_autograd_kernel
 from torchloom._torch.tensors import fake_mode
-from torchloom.custom_ops.inputs import Call, call_of, calls_like, tensors_in
+from torchloom.custom_ops.inputs import OperatorCall, call_of, calls_like, tensors_in
 from torchloom.errors import OpCheckError
 from torchloom.pieces.symbols import SizeGuard, size_guards
 
@@ -136,17 +136,17 @@ class _Check:
         self.arguments = [each.name for each in arguments]
         self.written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
 
-    def find(self, kind: str, call: Call, says: str, fix: str) -> None:
+    def find(self, kind: str, call: OperatorCall, says: str, fix: str) -> None:
         """Note a finding, unless one of its kind is there."""
         if all(each.kind != kind for each in self.report.findings):
             self.report.findings.append(Finding(kind=kind, sample=str(call), says=says, fix=fix))
 
-    def family(self, example: Call, count: int) -> list[Call]:
+    def family(self, example: OperatorCall, count: int) -> list[OperatorCall]:
         """Look at the example and at calls like it; return those that the operator takes."""
         against = self._look(example)
         if against is not None:
             raise OpCheckError(f"{self.name} refuses the example {example}: {against}")
-        accepted: list[Call] = []
+        accepted: list[OperatorCall] = []
         for call in calls_like(example):
             if len(accepted) == count:
                 break
@@ -157,7 +157,7 @@ class _Check:
         self.report.num_inputs += len(accepted)
         return accepted
 
-    def _look(self, call: Call) -> str | None:
+    def _look(self, call: OperatorCall) -> str | None:
         """Compare one call with its fake and with what is declared; return why the operator refuses it."""
         fake = self._fake(call)
         named = {**dict(zip(self.arguments, call.args, strict=False)), **call.kwargs}
@@ -192,7 +192,7 @@ class _Check:
         self._compare(call, tensors_in(result), fake)
         return None
 
-    def _find_alias(self, call: Call, one: str, other: str) -> None:
+    def _find_alias(self, call: OperatorCall, one: str, other: str) -> None:
         self.find(
             "alias",
             call,
@@ -200,7 +200,7 @@ class _Check:
             "results must be new tensors whatever the input: return a clone() there",
         )
 
-    def _fake(self, call: Call) -> list[Tensor] | Exception:
+    def _fake(self, call: OperatorCall) -> list[Tensor] | Exception:
         mode = fake_mode()
         faked = call.with_tensors([mode.from_tensor(each) for each in call.tensors])
         try:
@@ -209,7 +209,9 @@ class _Check:
         except Exception as error:  # noqa: BLE001 - a fake may raise anything
             return error
 
-    def _compare(self, call: Call, results: list[Tensor], fake: list[Tensor] | Exception) -> None:
+    def _compare(
+        self, call: OperatorCall, results: list[Tensor], fake: list[Tensor] | Exception
+    ) -> None:
         if isinstance(fake, Exception):
             self.find(
                 "fake raises",
@@ -230,7 +232,7 @@ class _Check:
                     _FIXES.get(what, f"give the fake's result the operator's {what}"),
                 )
 
-    def branches(self, example: Call, accepted: Sequence[Call]) -> None:
+    def branches(self, example: OperatorCall, accepted: Sequence[OperatorCall]) -> None:
         """Find decisions of the fake by a size that another input takes the other way."""
         varying = [[size > 1 for size in tensor.shape] for tensor in example.tensors]
         try:
@@ -249,7 +251,7 @@ class _Check:
                     "the operator, or make two operators",
                 )
 
-    def gradient(self, example: Call) -> None:
+    def gradient(self, example: OperatorCall) -> None:
         """Compare backward with finite differences, in float64."""
         doubled = [
             each.detach().double().requires_grad_() if each.is_floating_point() else each.detach()
@@ -279,7 +281,7 @@ class _Check:
                 "compare the formula in register_autograd with the operator's own",
             )
 
-    def by_torch(self, example: Call, *, gradients: bool, compiled: bool) -> None:
+    def by_torch(self, example: OperatorCall, *, gradients: bool, compiled: bool) -> None:
         """Run torch's own check on the example."""
         wanted = {"test_autograd_registration": gradients, "test_aot_dispatch_dynamic": compiled}
         utils = [name for name in _OPCHECK if wanted.get(name, True)]
@@ -338,7 +340,7 @@ def _differences(real: Tensor, fake: Tensor) -> Iterator[tuple[str, Any, Any]]:
             yield "stride", ours, theirs
 
 
-def _contradicts(guard: SizeGuard, example: Call, call: Call) -> bool:
+def _contradicts(guard: SizeGuard, example: OperatorCall, call: OperatorCall) -> bool:
     """Return whether a call has sizes for which a guard does not hold."""
     sizes: dict[float, float] = {}
     for one, other in zip(example.tensors, call.tensors, strict=True):

@@ -21,7 +21,7 @@ _LAYOUT_DIMS = {"transposed": 2, "sliced": 1, "expanded": 1, "channels last": 4}
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """Arguments of one call."""
 
     args: list[Any]
@@ -32,7 +32,7 @@ class Call:
         """All tensors, in order."""
         return tensors_in([self.args, list(self.kwargs.values())])
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> OperatorCall:
         """Return this call with other tensors."""
         waiting = iter(tensors)
 
@@ -41,7 +41,9 @@ class Call:
                 return [value(each) for each in given]
             return next(waiting) if isinstance(given, Tensor) else given
 
-        return Call(value(self.args), {name: value(each) for name, each in self.kwargs.items()})
+        return OperatorCall(
+            value(self.args), {name: value(each) for name, each in self.kwargs.items()}
+        )
 
     def __str__(self) -> str:
         shown = [*map(_shown, self.args), *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())]
@@ -50,16 +52,16 @@ class Call:
         return f"({', '.join(shown)})" + (" one tensor for all equal ones" if is_shared else "")
 
 
-def call_of(sample: Sequence[Any] | Mapping[str, Any]) -> Call:
+def call_of(sample: Sequence[Any] | Mapping[str, Any]) -> OperatorCall:
     """Return the call of a sample, a tuple or a dict of keyword arguments, on copies of its tensors."""
     is_named = isinstance(sample, Mapping)
-    call = Call([], dict(sample)) if is_named else Call(list(sample), {})
+    call = OperatorCall([], dict(sample)) if is_named else OperatorCall(list(sample), {})
     return call.with_tensors(
         [each.detach().clone().requires_grad_(each.requires_grad) for each in call.tensors]
     )
 
 
-def calls_like(example: Call) -> Iterator[Call]:
+def calls_like(example: OperatorCall) -> Iterator[OperatorCall]:
     """Yield calls like an example with values of their own: those with one change first, then with two.
 
     Whole numbers keep their range (they may be indices), floating-point values become signed: what an
@@ -93,12 +95,12 @@ def calls_like(example: Call) -> Iterator[Call]:
 
 
 def _made(
-    example: Call,
+    example: OperatorCall,
     sizes: Mapping[tuple[int, int], int],
     layout: str,
     dtype: torch.dtype | None,
     is_shared: bool,
-) -> Call:
+) -> OperatorCall:
     generator = torch.Generator().manual_seed(len(sizes) + sum(sizes.values()))
     made: list[Tensor] = []
     for number, like in enumerate(example.tensors):

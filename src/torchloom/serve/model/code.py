@@ -20,6 +20,8 @@ from torchloom.bytecode import code_digest, nested
 from torchloom.serve.model.spelling import name_of, words_for
 
 _TORCH = torch.__path__[0]
+_CALLED = frozenset({"forward", "_call_impl", "_wrapped_call_impl"})
+"""Of torch's classes: what a call goes through besides methods of Python's protocols."""
 _PYTHON = sysconfig.get_path("stdlib")
 _ADDED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
@@ -72,11 +74,16 @@ class CodeReader:
         return " ".join([*map(name_of, kinds), *owns]) if any(owns) else ""
 
     def _methods(self, kind: type) -> str:
-        """Return what a class itself defines; of torch's and Python's only what somebody replaced."""
+        """Return what a class itself defines; of torch's only what calls go through and somebody replaced.
+
+        Libraries add methods of their own to torch's classes, in some processes and not in others.
+        """
         self.modules.add(kind.__module__)
+        is_torchs = kind.__module__.partition(".")[0] == "torch"
         parts = [
             f"{name} {text}"
             for name, value in sorted(vars(kind).items())
+            if not is_torchs or name in _CALLED or name.startswith("__")
             for function in functions_in(value)
             if (text := self._function(function, ()))
         ]
