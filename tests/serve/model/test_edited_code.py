@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from serve.model.edits import FORWARD, HEAD, check, pair, top
-from serve.models import rows
+from serve.models import BATCH, rows
 from torchloom.errors import ArtifactError
-from torchloom.serve import build, load
+from torchloom.serve import Contract, build, load
 
 BASE = """
 class Base(nn.Module):
@@ -193,6 +193,15 @@ def test_a_method_of_torchs_that_is_replaced_is_a_miss(name, tmp_path, monkeypat
     monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))  # put back afterwards
     text = f"nn.Module.{name} = lambda self, x: x * 5 if type(self) is nn.ReLU else self.forward(x)"
     assert check(PATCHED, PATCHED.replace("#HERE", text), tmp_path) is None
+
+
+def test_a_method_that_a_library_adds_to_torchs_modules_is_no_edit(tmp_path, monkeypatch):
+    """As `from_pretrained` of transformers adds `smart_apply`, in processes that call it."""
+    model = nn.Linear(16, 4).eval()
+    contract = Contract({"input": (BATCH, 16)})
+    build(model, contract, backend="eager", store=tmp_path)
+    monkeypatch.setattr(nn.Module, "smart_apply", lambda self, fn: self, raising=False)
+    assert load(tmp_path, model, contract).origin == "loaded"
 
 
 NOTEBOOK = """
