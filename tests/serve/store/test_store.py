@@ -180,6 +180,20 @@ def test_an_edited_file_is_a_miss_unless_the_trace_is_compared(tmp_path):
     assert "graph of edited.Edited" in child(TRACED, tmp_path).stdout
 
 
+def test_keys_that_are_added_to_a_dict_of_ones_own_module_are_a_miss(tmp_path, monkeypatch):
+    """Registries of installed packages grow with each model; what a user's module holds is compared whole."""
+    (tmp_path / "known_kinds.py").write_text(
+        "KINDS = {}\ndef f(x):\n    return x * len(KINDS or [1])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("known_kinds")
+    build(module.f, rows(), backend="eager", store=tmp_path / "store")
+    assert load(tmp_path / "store", module.f, rows()).origin == "loaded"
+    module.KINDS.update(a=1, b=2)
+    with pytest.raises(ArtifactError, match="KINDS"):
+        load(tmp_path / "store", module.f, rows())
+
+
 def test_a_file_that_is_edited_after_its_import_is_not_stored(tmp_path, monkeypatch):
     file = tmp_path / "late_edit.py"
     file.write_text(HELPER)

@@ -48,6 +48,11 @@ def has_version(path: str) -> bool:
     return path.startswith(_PYTHON) and not path.startswith(_ADDED)
 
 
+def is_installed(path: str) -> bool:
+    """Return whether a file belongs to an installed package, torch among them."""
+    return path.startswith((_TORCH, *_ADDED))
+
+
 class CodeReader:
     """Digests code; each class once, so a reader is for one comparison."""
 

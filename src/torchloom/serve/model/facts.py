@@ -21,7 +21,7 @@ from torchloom._torch.full_capture import GuardOn
 from torchloom._torch.operators import Operator, schemas_of, traced_functions
 from torchloom.envs import environment
 from torchloom.pieces.places import ENVIRON, NoPlaceError, Place, place_of, settled, value_at
-from torchloom.serve.model.code import CodeReader
+from torchloom.serve.model.code import CodeReader, is_installed
 from torchloom.serve.model.spelling import NotExactError, exact, name_of, type_words, words_for
 
 Facts = Mapping[str, Mapping[str, Any]]
@@ -204,10 +204,10 @@ def _of_environ(guard: GuardOn) -> GuardOn:
 
 
 def _is_of_process(guard: GuardOn, place: Place, scope: Mapping[str, Any]) -> bool:
-    """Return whether a guard is on Dynamo's own things, or on how many and which keys a registry of a module has.
+    """Return whether a guard is on Dynamo's own things, or on how many and which keys a registry of a library has.
 
-    The version of torch stands for the first. Registries, dicts that are globals, grow with each model that a process makes
-    (transformers keeps one by class): what a trace looked for in one has a guard of its own.
+    The version of torch stands for the first. Registries, dicts that are globals of an installed package, grow with each model
+    that a process makes (transformers keeps one by class): what a trace looked for in one has a guard of its own.
     """
     (kind, name, *_), *steps = place
     if kind not in ("module", "global"):
@@ -217,6 +217,9 @@ def _is_of_process(guard: GuardOn, place: Place, scope: Mapping[str, Any]) -> bo
     is_named = [step[0] in ("attribute", "submodule") for step in steps]
     num_names = is_named.index(False) if False in is_named else len(steps)
     if not isinstance(value_at(place[: num_names + 1], scope), dict):
+        return False
+    holder = vars(value_at(place[:num_names], scope)) if num_names else scope["G"]
+    if not is_installed(str(holder.get("__file__"))):
         return False
     if num_names < len(steps):
         return steps[num_names][0] in ("applied", "item at", "dict item at")

@@ -222,9 +222,10 @@ def _content(holder: Any) -> Content:
 def _write(holder: Any, content: Content) -> None:
     """Put back what a container held; what is the same in a dict stays where it is: other threads may look."""
     if isinstance(holder, dict):
-        for key in [key for key in holder if key not in dict(content)]:
+        before = dict(content)
+        for key in [key for key in holder if key not in before]:
             del holder[key]
-        holder.update(content)
+        holder.update(before)
     else:
         holder.clear()
         put = holder.update if isinstance(holder, set) else holder.extend
