@@ -272,8 +272,3 @@ def is_on(name: str) -> bool:
 def environment() -> Mapping[str, str]:
     """Return the environment of this process, as code that asks for variables has it."""
     return os.environ
-
-
-def reads_environment(value: object) -> bool:
-    """Return whether something is the environment, or what asks it for a variable."""
-    return value is os.environ or value is os.getenv

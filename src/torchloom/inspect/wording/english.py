@@ -12,7 +12,6 @@ import re
 from torchloom.inspect.wording.scrub import without_addresses, without_tensors_of_floats
 
 _SHAPES = re.compile(r"size=\[([^\]]*)\]")
-_STRIDES = re.compile(r"stride=\[([^\]]*)\]")
 _GRAD = re.compile(r"requires_grad=(True|False)")
 _DTYPE = re.compile(r"torch\.(\w+)")
 _DEVICE = re.compile(r"device=(\w+)")

@@ -20,6 +20,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -245,22 +246,21 @@ def _add_others(specs: SpecConditions, contract: Contract, signature: EntrySigna
         name, variable = parameter.name, signature.given[parameter.name]
         if name in contract.args:
             continue
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            refusal: Any = lambda given, variable=variable: (  # noqa: E731
-                f"{len(given[variable])} more positional arguments are in no contract"
-            )
-            specs.found.append(Condition(f"not {variable}", refusal))
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            refusal = lambda given, variable=variable: (  # noqa: E731
-                f"{next(iter(given[variable]))!r} is in no contract: name it in `args` or `fixed`"
-            )
-            specs.found.append(Condition(f"not {variable}", refusal))
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            specs.found.append(Condition(f"not {variable}", partial(_more_than_named, variable)))
         elif name in contract.fixed:
             wanted = contract.fixed[name]
             specs.add_value(name, variable, wanted, f"the contract fixes it to {wanted!r}")
         elif parameter.default is not inspect.Parameter.empty:
             why = f"the program is for its default {parameter.default!r}: name it in the contract's `fixed`"
             specs.add_value(name, variable, parameter.default, why)
+
+
+def _more_than_named(variable: str, given: Values) -> str:
+    more = given[variable]
+    if isinstance(more, Mapping):
+        return f"{next(iter(more))!r} is in no contract: name it in `args` or `fixed`"
+    return f"{len(more)} more positional arguments are in no contract"
 
 
 def _settings(target: Target, contract: Contract, scope: dict[str, Any]) -> Iterator[Condition]:

@@ -149,7 +149,7 @@ class ModelSnapshot:
                 self._note(path, lambda: [("", tensor._version)])
             elif tensor.layout == torch.strided and not tensor.is_meta:
                 view, made = tensor.detach(), tensor.detach().clone()
-                _is_same(tensor, view, made)
+                _is_same(tensor, view, made)  # raises for kinds that cannot be compared afterwards
                 self._copied.append((path, tensor, view, made))
                 self._bytes_left -= num_bytes
 
