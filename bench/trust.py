@@ -35,7 +35,7 @@ from torch.distributed import TCPStore
 from _environment import snapshot, worker_environment
 from _stats import summarize
 from _trust_damage import DAMAGE
-from torchloom.engine.checkpoints.manifest import BLOCK, blocks_of, check_files, read_manifest
+from torchloom.checkpoints.manifest import BLOCK, blocks_of, check_files, read_manifest
 from torchloom.runtime.lines.hub import Hub
 from torchloom.runtime.lines.wire import Wire
 

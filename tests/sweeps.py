@@ -20,7 +20,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
     "integrations/test_zoo_layers.py::test_architectures_train_to_the_weights_of_the_flat_graph": ("mistral", "mixtral"),
     "numerics/test_region_lengths.py::test_every_length_has_the_same_calls": ("4",),
-    "engine/test_checkpoint_others.py::test_plain_torch_reads_it_by_the_names_of_state_dict": ("3-3", "1-2"),
+    "checkpoints/test_others.py::test_plain_torch_reads_it_by_the_names_of_state_dict": ("3-3", "1-2"),
     "engine/test_own_states.py::test_states_are_whole_and_go_on_with_other_ranks": (
         "3-2-3-adamw", "2-3-2-sgd", "3-3-1-no momentum", "0-2-1-adamw",
     ),
@@ -54,7 +54,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget": (
         "3-0.1-later",
     ),
-    "engine/test_checkpoint_folder.py::test_killed_while_a_tag_is_replaced": ("0-True", "1-False"),
+    "checkpoints/test_folder.py::test_killed_while_a_tag_is_replaced": ("0-True", "1-False"),
     "shard/test_saved_tensors.py::test_a_forward_without_backward_keeps_nothing": (
         "2-None", "3-aot_eager",
     ),
@@ -130,22 +130,22 @@ KEPT: dict[str, tuple[str, ...]] = {
         "llama_tied", "in_place", "two_results", "frozen",
     ),
     # where in an epoch: at its first batch, inside, at its last, after it; each kind of data, both of `drop`
-    "engine/test_checkpoint_loader.py::test_goes_on_in_the_middle_of_an_epoch": (
+    "checkpoints/test_loader.py::test_goes_on_in_the_middle_of_an_epoch": (
         "1-False-Numbers", "1-True-Stream", "4-True-Numbers", "4-False-Stream", "6-False-Tracking",
         "6-True-Numbers", "7-True-Stream", "7-False-Numbers", "8-False-Stream", "8-True-Tracking",
     ),
-    "engine/test_checkpoint_loader.py::test_iterable_data_on_other_ranks_and_batches": (
+    "checkpoints/test_loader.py::test_iterable_data_on_other_ranks_and_batches": (
         "before0-after0-None-Divided", "before1-after1-None-DividedPieces",
         "before2-after2-8-Positioned", "before3-after3-4-Divided", "before0-after0-None-Positioned",
     ),
-    "engine/test_checkpoint_loader.py::test_passes_without_epochs_go_on_where_they_were": (
+    "checkpoints/test_loader.py::test_passes_without_epochs_go_on_where_they_were": (
         "at0-Numbers", "at1-Stream", "at2-Numbers", "at3-Stream", "at4-Numbers",
     ),
-    "engine/test_checkpoint_accumulation.py::test_gradients_in_the_middle_of_an_accumulation": (
+    "checkpoints/test_accumulation.py::test_gradients_in_the_middle_of_an_accumulation": (
         "1-0", "1-2", "2-1", "2-3", "4-2",
     ),
     # killed before, inside and after each of two files
-    "engine/test_checkpoint_export.py::test_killed_while_an_export_is_replaced": (
+    "checkpoints/test_export.py::test_killed_while_an_export_is_replaced": (
         "600-2000", "2000-1099511627776", "1099511627776-600",
     ),
     "shard/test_lost_writes.py::test_a_write_by_any_operator_is_kept_or_refused": (
@@ -286,7 +286,7 @@ ELSEWHERE: dict[str, str] = {
     "examples/test_examples.py::test_a_server_batches_requests_of_many_clients_and_never_compiles":
         "cli/test_serve_command.py::test_from_check_to_a_miss",
     "examples/test_examples.py::test_engine_example_trains_and_resumes_on_more_ranks":
-        "engine/test_checkpoint.py::test_other_world_size_and_stage",
+        "checkpoints/test_continue.py::test_other_world_size_and_stage",
     "examples/test_examples.py::test_a_branch_on_the_batch_is_refused_split_or_hidden":
         "serve/contract/test_dims.py::test_a_scan_over_many_sizes_is_refused_with_its_line",
     "cli/test_serve_command.py::test_cold_and_warm_starts_are_timed":
@@ -300,7 +300,7 @@ ELSEWHERE: dict[str, str] = {
     "faults/test_train_tree.py::test_full_memory_is_told_with_rank_and_phase":
         "cli/test_train_faults.py::test_full_memory_is_known_by_any_of_its_names",
     "cli/test_train_end_to_end.py::test_an_interrupted_run_saves_and_resumes_exactly":
-        "engine/test_checkpoint.py::test_continues_bitwise",
+        "checkpoints/test_continue.py::test_continues_bitwise",
     "faults/test_train_tree.py::test_stopped_before_anything_is_saved":
         "faults/test_train_tree.py::test_a_closed_terminal_saves_and_ends_the_run",
     "engine/test_memory_budget.py::test_a_boxed_step_keeps_its_budget_and_its_values":
@@ -384,9 +384,9 @@ ELSEWHERE: dict[str, str] = {
     "security/test_listening.py::test_ranks_that_meet_at_a_loopback_address":
         "security/test_listening.py::test_a_world_of_one",
     "examples/test_restart.py::test_killed_ranks_cost_only_steps_since_the_last_checkpoint":
-        "engine/test_checkpoint.py::test_continues_bitwise",
+        "checkpoints/test_continue.py::test_continues_bitwise",
     "examples/test_ray.py::test_a_killed_worker_costs_only_steps_since_the_last_checkpoint":
-        "engine/test_checkpoint.py::test_continues_bitwise",
+        "checkpoints/test_continue.py::test_continues_bitwise",
     "engine/test_ragged_regions.py::test_a_plan_of_whole_graphs_is_followed_again":
         "engine/test_ragged_regions.py::test_all_ranks_compile_the_form_of_graph_that_the_leader_compiles",
     "engine/test_ragged_regions.py::test_attention_is_computed_again_on_all_ranks":

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import torchloom
+from torchloom.checkpoints.contents import read_contents
+from torchloom.checkpoints.weight_files import export
 from torchloom.config import load_config
-from torchloom.engine.checkpoints.contents import read_contents
-from torchloom.engine.checkpoints.weight_files import export
 from torchloom.shard import layout_of, local_shard, sharded_models
 from torchloom.shard.shards import cut
 from torchloom.shard.state import gather_whole

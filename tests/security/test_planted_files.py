@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import fx
 
-from torchloom.engine import export
-from torchloom.engine.checkpoints import lock, weight_files
+from torchloom.checkpoints import lock, weight_files
+from torchloom.checkpoints import save_model as export
 from torchloom.engine.monitors import _append
 from torchloom.errors import TorchloomError
 from torchloom.files import open_to_append, write_whole

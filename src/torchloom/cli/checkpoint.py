@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from torchloom.checkpoints.choose import Candidate, candidate, candidates
+from torchloom.checkpoints.contents import Contents, read_contents
+from torchloom.checkpoints.deepspeed import import_deepspeed
+from torchloom.checkpoints.folder import check_tag, closed, find, is_checkpoint
+from torchloom.checkpoints.manifest import check_files, check_names, check_sizes
+from torchloom.checkpoints.weight_files import export as export_weights
 from torchloom.cli.failures import writing
 from torchloom.cli.terminal import print_table
-from torchloom.engine.checkpoints.choose import Candidate, candidate, candidates
-from torchloom.engine.checkpoints.contents import Contents, read_contents
-from torchloom.engine.checkpoints.deepspeed import import_deepspeed
-from torchloom.engine.checkpoints.folder import check_tag, closed, find, is_checkpoint
-from torchloom.engine.checkpoints.manifest import check_files, check_names, check_sizes
-from torchloom.engine.checkpoints.weight_files import export as export_weights
 from torchloom.errors import CheckpointError, ConfigError
 from torchloom.plan.text import show_bytes
 

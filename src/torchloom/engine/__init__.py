@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from torchloom.checkpoints.save_model import save_model
 from torchloom.engine.api import initialize
 from torchloom.engine.engine import Engine
-from torchloom.engine.export import save_model
 from torchloom.engine.over_ranks import all_reduce
 from torchloom.engine.own_clipping import clip_grad_norm_
 from torchloom.engine.own_compile import compile_model

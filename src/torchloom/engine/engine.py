@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom._torch.module_calls import forget_compiled_call
+from torchloom.checkpoints import Checkpoints, Counters
 from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.engine import compiling
@@ -32,7 +33,6 @@ from torchloom.engine.boundary import (
     print_progress,
     reduces_at_boundary,
 )
-from torchloom.engine.checkpoints import Checkpoints, Counters
 from torchloom.engine.groups import World
 from torchloom.engine.loss import check_loss
 from torchloom.engine.module_access import ModuleAccess

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchloom.checkpoints import Checkpoints, LoadOptions
+from torchloom.checkpoints import save_model as export
+from torchloom.checkpoints.folder import root_of
+from torchloom.checkpoints.write import Request
 from torchloom.config import Config
-from torchloom.engine import export
-from torchloom.engine.checkpoints import Checkpoints, LoadOptions
-from torchloom.engine.checkpoints.folder import root_of
-from torchloom.engine.checkpoints.write import Request
 from torchloom.runtime import Account
 
 

@@ -1,0 +1,191 @@
+"""Whole weights of a sharded model to files, gathered one parameter at a time: no rank holds a whole model.
+
+All ranks gather, and rank 0 writes each weight into its file before the next one is gathered. A rank 0 that cannot
+write goes on to gather, so that no rank waits for it, and all raise at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torchloom.checkpoints import Checkpoints
+from torchloom.checkpoints.folder import check_outside
+from torchloom.checkpoints.weight_files import (
+    Parts,
+    Weight,
+    check_dtype,
+    config_of,
+    write_file,
+    write_folder,
+)
+from torchloom.config.budget import parse_bytes
+from torchloom.files import replacing
+from torchloom.log import get_logger
+from torchloom.runtime.exchanges import new_agreement
+from torchloom.shard import ShardTensor, full_state_dict, is_sharded, layout_of, sharded_state_dict
+from torchloom.shard.state import gather_shard
+
+logger = get_logger(__name__)
+
+
+class _Entry(NamedTuple):
+    weight: Weight
+    value: Tensor
+    """This rank's shard, or the whole weight."""
+
+
+def save_model(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int | str = "5GB",
+) -> list[str]:
+    """Write the weights of a sharded model as safetensors; all ranks must call.
+
+    The folder gets `model.safetensors`, or several files and `model.safetensors.index.json`, which transformers'
+    `from_pretrained` and other readers take, and `config.json` where `model.config` is one of transformers. An
+    export that is there is replaced when the new one is complete; other files stay. Tied weights are written once, under their first name.
+
+    Args:
+        model: a sharded model.
+        folder: where rank 0 writes.
+        dtype: of floating-point weights in the files; None keeps theirs.
+        max_shard_size: bytes, or text such as "5GB", at which a new file begins; a larger weight has a file of
+            its own.
+
+    Returns:
+        The paths of the files of weights, the index last; on every rank.
+
+    Raises:
+        ShardError: the model is not sharded.
+        CheckpointError: a file cannot be written, or a weight has a dtype that safetensors lacks; on every rank.
+
+    Example:
+        >>> torchloom.save_model(model, "export", dtype=torch.bfloat16)  # doctest: +SKIP
+        >>> AutoModelForCausalLM.from_pretrained("export")  # doctest: +SKIP
+    """
+    if not is_sharded(model):  # a copy of a sharded model is no root
+        layout_of(model)
+    shard_bytes = parse_bytes(max_shard_size, "max_shard_size")
+    checkpoints = Checkpoints(new_agreement(dist.get_rank(), dist.get_world_size()))
+    folder = Path(folder)
+
+    def write(weights: list[Weight], parts: Parts) -> list[str]:
+        written = write_folder(weights, parts, folder, shard_bytes, config_of(model))
+        return [str(path) for path in written]
+
+    return _save(model, folder, dtype, checkpoints, write)
+
+
+def save_file(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: Checkpoints) -> str:
+    """Write the weights of a sharded model to one file.
+
+    Args:
+        model: the sharded model; all ranks must call.
+        path: `*.safetensors`, or any other suffix for `torch.save`, for which rank 0 holds all weights.
+        dtype: dtype of floating-point weights in the file.
+        checkpoints: lets all ranks know how rank 0's writing went.
+
+    Returns:
+        The path, on every rank.
+
+    Raises:
+        CheckpointError: the file cannot be written; on every rank. What was there stays.
+    """
+    if path.suffix == ".safetensors":
+
+        def write(weights: list[Weight], parts: Parts) -> list[str]:
+            write_file(weights, parts, path)
+            return [str(path)]
+
+        return _save(model, path, dtype, checkpoints, write)[0]
+    weights = full_state_dict(model, rank0_only=True, cpu=True)
+    first = {entry.weight.name for entry in _entries(model, dtype, checked=False)}
+    chosen = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in weights.items()
+        if name in first
+    }
+
+    def pickle_on_rank0() -> None:
+        if dist.get_rank() == 0:
+            _pickle(chosen, path)
+
+    checkpoints.in_step("the weights to export", _failure(path), dict, pickle_on_rank0)
+    return str(path)
+
+
+def _failure(path: Path) -> str:
+    return f"the weights cannot be written to {str(path)!r}"
+
+
+def _save(
+    model: nn.Module,
+    target: Path,
+    dtype: torch.dtype | None,
+    checkpoints: Checkpoints,
+    write: Callable[[list[Weight], Parts], list[str]],
+) -> list[str]:
+    """Gather on all ranks while rank 0 writes; return what `write` returned there."""
+    entries: list[_Entry] = []
+
+    def look() -> dict[str, str]:
+        entries.extend(_entries(model, dtype, checked=True))
+        return {"path": str(target), "dtype": str(dtype)}
+
+    def run() -> list[str]:
+        gathered = _gathered(entries)
+        try:
+            if dist.get_rank() != 0:
+                return []
+            return write([entry.weight for entry in entries], lambda weight: next(gathered))
+        finally:
+            for _ in gathered:  # the other ranks gather all
+                pass
+
+    return checkpoints.in_step("the weights to export", _failure(target), look, run)[0]
+
+
+def _gathered(entries: list[_Entry]) -> Iterator[list[Tensor]]:
+    """Yield each weight in turn, whole, on the CPU."""
+    for entry in entries:
+        value = entry.value
+        if isinstance(value, ShardTensor):
+            value = gather_shard(value, f"{entry.weight.name} to export")
+        yield [value.detach().cpu()]
+
+
+def _entries(model: nn.Module, dtype: torch.dtype | None, *, checked: bool) -> Iterator[_Entry]:
+    """Yield what the state dict holds, tied weights once.
+
+    Args:
+        model: sharded.
+        dtype: of floating-point weights in the file; None keeps theirs.
+        checked: raise for a dtype that safetensors cannot hold.
+    """
+    seen: dict[int, str] = {}
+    params = dict(model.named_parameters(remove_duplicate=False))
+    for name, value in sharded_state_dict(model).items():
+        if not isinstance(value, Tensor):
+            logger.warning("%s of the state dict is no tensor and is left out", name)
+            continue
+        if name in params and seen.setdefault(id(params[name]), name) != name:
+            continue
+        kept = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        if checked:
+            check_dtype(name, kept)
+        yield _Entry(Weight(name, tuple(value.shape), kept), value)
+
+
+def _pickle(weights: dict[str, Tensor], path: Path) -> None:
+    check_outside(path.parent, "weights")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        torch.save(weights, file)

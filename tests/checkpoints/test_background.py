@@ -1,0 +1,272 @@
+"""Saving while training goes on: what is saved, what a failure does, what is kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from support.checkpoints import flip_bit, leftovers, names_in, outcome, state_of
+from support.ranks import run_ranks
+from support.runs import assert_equal, make_engine, train, weights
+from torchloom.checkpoints import write as writing
+from torchloom.checkpoints.choose import candidates
+
+
+def slow_disk(seconds):
+    """Let each rank's write take a while, on this process."""
+    real = writing._Job._write_own
+
+    def slow(self, own):
+        time.sleep(seconds)
+        return real(self, own)
+
+    writing._Job._write_own = slow
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_what_is_saved_is_the_moment_of_the_call(stage, tmp_path) -> None:
+    def fn(rank):
+        slow_disk(0.5)
+        engine, model = make_engine(stage)
+        train(engine, rank, 2)
+        saved = weights(model), state_of(engine)
+        started = time.monotonic()
+        path = engine.save_checkpoint(tmp_path, async_save=True)
+        stall = time.monotonic() - started
+        train(engine, rank, 3, first=2)
+        engine.wait_for_checkpoint()
+        assert path == str(tmp_path / "global_step2")
+        engine.load_checkpoint(tmp_path)
+        return saved, (weights(model), state_of(engine)), stall
+
+    for saved, loaded, stall in run_ranks(2, fn):
+        assert_equal(saved[0], loaded[0])
+        assert saved[1] == loaded[1]
+        assert stall < 0.4
+
+
+def test_one_at_a_time(tmp_path) -> None:
+    def fn(rank):
+        slow_disk(0.3)
+        engine, _ = make_engine(3)
+        for _ in range(3):
+            train(engine, rank, 1)
+            engine.save_checkpoint(tmp_path, async_save=True)
+            threads = [t.name for t in threading.enumerate() if t.name.startswith("checkpoint g")]
+            assert len(threads) == 1
+        engine.destroy()
+        assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
+
+    run_ranks(2, fn)
+    assert names_in(tmp_path) == ["global_step1", "global_step2", "global_step3", "latest"]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("how", ["step", "wait", "save", "load", "destroy"])
+def test_a_failure_is_raised_on_all_ranks(who, how, tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        engine.save_checkpoint(tmp_path)
+        real = os.fsync
+
+        def fails(handle):
+            raise OSError(28, "No space left on device")
+
+        if rank == who:
+            os.fsync = fails
+        train(engine, rank, 1, first=1)
+        engine.save_checkpoint(tmp_path, async_save=True)
+        actions = {
+            "wait": engine.wait_for_checkpoint,
+            "save": lambda: engine.save_checkpoint(tmp_path),
+            "load": lambda: engine.load_checkpoint(tmp_path),
+            "destroy": engine.destroy,
+        }
+        if how == "step":
+            for step in range(2, 2000):
+                text = outcome(lambda step=step: train(engine, rank, 1, first=step))
+                if text != "done":
+                    break
+                time.sleep(0.01 * rank)
+            text, step = text, engine.global_steps
+        else:
+            text, step = outcome(actions[how]), 0
+        os.fsync = real
+        again = "done"
+        if how != "destroy":  # it was told once; training goes on
+            train(engine, rank, 1, first=5000)
+            again = outcome(lambda: engine.save_checkpoint(tmp_path, "again"))
+        return text, step, again
+
+    found = run_ranks(2, fn)
+    for text, _, again in found:
+        assert text.startswith("CheckpointError"), text
+        assert f"rank {who}" in text
+        assert "No space left on device" in text
+        assert again == "done"
+    assert found[0][1] == found[1][1]  # after the same step
+    assert leftovers(tmp_path) == []
+
+
+SCRIPT = """
+import sys, time
+sys.path[:0] = {path!r}
+from support.runs import make_engine, train
+from torchloom.checkpoints import write as writing
+real = writing._Job._write_own
+def slow(self, own):
+    time.sleep(1)
+    return real(self, own)
+writing._Job._write_own = slow
+engine, _ = make_engine(3)
+train(engine, 0, 1)
+engine.save_checkpoint({root!r}, async_save=True)
+"""
+
+
+def test_the_process_ends_after_the_save(tmp_path) -> None:
+    script = SCRIPT.format(path=sys.path, root=str(tmp_path))
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert names_in(tmp_path / "global_step1")
+    assert leftovers(tmp_path) == []
+
+
+def test_memory_of_copies_is_used_again(tmp_path) -> None:
+    def fn(rank):
+        engine, _ = make_engine(3)
+        places = []
+        for step in range(3):
+            train(engine, rank, 1, first=step)
+            engine.save_checkpoint(tmp_path, async_save=True)
+            held = engine._checkpoints._staging._held
+            places.append(
+                {key: tensor.data_ptr() for key, tensor in held.items() if tensor.numel()}
+            )
+        engine.wait_for_checkpoint()
+        return places
+
+    for places in run_ranks(2, fn):
+        assert places[1] == places[2] == places[0]
+
+
+# --- keep the last N
+
+
+def save_all(root, steps, **options):
+    def fn(rank):
+        engine, _ = make_engine(3)
+        for step in steps:
+            train(engine, rank, 1, first=step)
+            engine.save_checkpoint(root, f"s{step}", **options)
+
+    run_ranks(2, fn)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_keep_last(background, tmp_path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("x")
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_checkpoint(tmp_path, "best", save_latest=False)
+        for step in range(5):
+            train(engine, rank, 1, first=step)
+            engine.save_checkpoint(tmp_path, f"s{step}", keep_last=2, async_save=background)
+        engine.wait_for_checkpoint()
+        names = names_in(tmp_path)
+        path, _ = engine.load_checkpoint(tmp_path)
+        return names, path, outcome(lambda: engine.save_checkpoint(tmp_path, keep_last=0))
+
+    names, path, text = run_ranks(2, fn)[0]
+    assert names == [".torchloom.lock", "best", "latest", "mine", "s3", "s4"]
+    assert path.endswith("s4")
+    assert "keep_last=0" in text
+
+
+def test_damaged_ones_do_not_count_as_kept(tmp_path) -> None:
+    save_all(tmp_path, range(4))
+    (tmp_path / "s2" / "rank_1.json").unlink()
+    (tmp_path / "s3" / "manifest.json").write_text("{}")
+    save_all(tmp_path, [4], keep_last=2)
+    names = set(names_in(tmp_path))
+    assert {"s4", "s1"} <= names  # the newest two that are whole
+    assert "s0" not in names
+
+
+def test_a_tag_that_is_saved_again_is_the_newest(tmp_path) -> None:
+    save_all(tmp_path, [0, 1, 2])
+    save_all(tmp_path, [1])
+    assert [each.tag for each in candidates(tmp_path)] == ["s1", "s2", "s0"]
+    assert (tmp_path / "latest").read_text() == "s1\n"
+
+
+def test_not_the_latest(tmp_path) -> None:
+    save_all(tmp_path, [0])
+    save_all(tmp_path, [1], save_latest=False)
+    assert (tmp_path / "latest").read_text() == "s0\n"
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        return engine.load_checkpoint(tmp_path)[0], engine.load_checkpoint(tmp_path, "s1")[0]
+
+    first, second = run_ranks(1, fn)[0]
+    assert first.endswith("s0")
+    assert second.endswith("s1")
+
+
+def test_an_unreadable_manifest_is_told_and_passed_over(tmp_path) -> None:
+    save_all(tmp_path, [0, 1])
+    flip_bit(tmp_path / "s1" / "manifest.json", 0.5)
+    order = candidates(tmp_path)
+    assert [each.tag for each in order] == ["s1", "s0"]
+    assert "manifest.json" in order[0].why_not
+
+
+def test_keys_of_the_config(tmp_path) -> None:
+    def fn(rank):
+        slow_disk(0.3)
+        engine, _ = make_engine(3, checkpoint={"async_save": True, "keep_last": 1})
+        for step in range(2):
+            train(engine, rank, 1, first=step)
+            engine.save_checkpoint(tmp_path)
+            assert engine._checkpoints._pending is not None
+        engine.save_checkpoint(tmp_path, "last", async_save=False, keep_last=2)
+        assert engine._checkpoints._pending is None
+
+    run_ranks(2, fn)
+    assert set(names_in(tmp_path)) - {".torchloom.lock"} == {"global_step2", "last", "latest"}
+
+
+def test_a_rank_that_gives_no_sign_of_life_and_lives(tmp_path) -> None:
+    """C code that keeps the interpreter, a suspended job: whether it has ended, its line tells."""
+    import ctypes
+
+    def fn(rank):
+        from torchloom.checkpoints import together as exchange
+        from torchloom.checkpoints import write
+
+        exchange.LOST_AFTER_S = exchange.BEAT_S = 0.3
+        real = write._Job._write_own
+
+        def slow(self, own):
+            time.sleep(0.5)
+            return real(self, own)
+
+        write._Job._write_own = slow
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        engine.save_checkpoint(tmp_path, async_save=True)
+        if rank == 1:
+            ctypes.PyDLL(None).sleep(3)
+        train(engine, rank, 2, first=1)
+        engine.wait_for_checkpoint()
+        return engine.load_checkpoint(tmp_path)[0]
+
+    assert run_ranks(2, fn) == [str(tmp_path / "global_step1")] * 2

@@ -1,0 +1,192 @@
+"""A full disk, any failure of the system: an error on all ranks, the old checkpoint intact."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from support.checkpoints import leftovers, names_in, outcome, save_steps, state_of
+from support.ranks import run_ranks
+from support.runs import make_engine, train
+from torchloom.checkpoints import folder
+from torchloom.checkpoints.manifest import SummedFile
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("limit", [0, 500, 4000, 20_000])
+def test_a_full_disk(who, limit, tmp_path) -> None:
+    save_steps(tmp_path, 1)
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        before = state_of(engine)
+        if rank == who:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        text = outcome(lambda: engine.save_checkpoint(tmp_path))
+        assert state_of(engine) == before
+        left = leftovers(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        loaded = outcome(lambda: engine.load_checkpoint(tmp_path))
+        train(engine, rank, 1, first=1)
+        return text, left, loaded, outcome(lambda: engine.save_checkpoint(tmp_path))
+
+    for text, _, loaded, again in run_ranks(2, fn):
+        if limit < 20_000:
+            assert text.startswith("CheckpointError"), text
+            assert f"rank {who}" in text
+            assert str(tmp_path) in text
+            assert "File too large" in text
+        assert loaded == "done"
+        assert again == "done"
+    assert leftovers(tmp_path) == []
+
+
+OWN_FILES = ("__{}_0.distcp", "rng_rank{}.pt", "rank_{}.json")
+FILES = [name.format(rank) for rank in (0, 1) for name in OWN_FILES]
+FILES += ["index.json", "engine.json", ".metadata", "manifest.json"]
+
+
+class Full:
+    """A file of which one step fails."""
+
+    def __init__(self, file: Any, step: str) -> None:
+        self._file, self._step = file, step
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._step else getattr(self._file, name)
+
+    def _fail(self, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_under_each_file_is_told_on_both_ranks(tmp_path, monkeypatch) -> None:
+    begin = SummedFile.__init__
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        found = []
+        for name, step in product(FILES, ("write", "flush", "close")):
+
+            def opened(file, path, name=name, step=step):
+                begin(file, path)
+                if path.name == name:
+                    file._file = Full(file._file, step)
+
+            monkeypatch.setattr(SummedFile, "__init__", opened)
+            found.append(outcome(lambda: engine.save_checkpoint(tmp_path)))
+        monkeypatch.undo()
+        return found, outcome(lambda: engine.save_checkpoint(tmp_path))
+
+    (first, again), other = run_ranks(2, fn)
+    assert (first, again) == other
+    assert again == "done"
+    for (name, step), text in zip(product(FILES, ("write", "flush", "close")), first, strict=True):
+        assert text.startswith("CheckpointError"), (name, step, text)
+        assert f"rank {int('1' in name)}: " in text, (name, step, text)
+        assert text.endswith(f"/{name}: No space left on device"), (name, step, text)
+    assert leftovers(tmp_path) == []
+
+
+FAILURES = {
+    "fsync": (os, "fsync"),
+    "swap": (folder, "swap"),
+    "save": (torch, "save"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("who", [0, 1])
+def test_any_failure_of_the_system(kind, who, tmp_path) -> None:
+    if (kind, who) == ("swap", 1):
+        pytest.skip("rank 0 alone renames")
+    save_steps(tmp_path, 1)
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        module, name = FAILURES[kind]
+        real = getattr(module, name)
+
+        def fails(*args, **kwargs):
+            raise OSError(5, "Input/output error", "/some/path")
+
+        if rank == who:
+            setattr(module, name, fails)
+        text = outcome(lambda: engine.save_checkpoint(tmp_path))
+        setattr(module, name, real)
+        return (
+            text,
+            outcome(lambda: engine.load_checkpoint(tmp_path)),
+            outcome(lambda: engine.save_checkpoint(tmp_path)),
+        )
+
+    for text, loaded, again in run_ranks(2, fn):
+        assert f"rank {who}" in text
+        assert "Input/output error" in text
+        assert (loaded, again) == ("done", "done")
+    assert leftovers(tmp_path) == []
+
+
+def test_failures_after_the_rename_are_no_failures(tmp_path) -> None:
+    def fn(rank):
+        from torchloom.checkpoints import write
+
+        def fails(*args, **kwargs):
+            raise OSError(28, "No space left on device", "latest")
+
+        write.write_whole = fails
+        engine, _ = make_engine(3)
+        train(engine, rank, 1)
+        return outcome(lambda: engine.save_checkpoint(tmp_path)), outcome(
+            lambda: engine.load_checkpoint(tmp_path)
+        )
+
+    assert run_ranks(2, fn) == [("done", "done")] * 2
+
+
+def test_a_file_in_place_of_the_folder(tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        return (
+            outcome(lambda: engine.save_checkpoint(tmp_path / "file")),
+            outcome(lambda: engine.save_checkpoint("/proc/nothing/here")),
+            outcome(lambda: engine.load_checkpoint(tmp_path / "file")),
+            outcome(lambda: engine.load_checkpoint(tmp_path / "none")),
+        )
+
+    for found in run_ranks(2, fn):
+        for text in found:
+            assert text.startswith("CheckpointError"), text
+
+
+def test_an_export_that_fails_is_told_on_all_ranks(tmp_path) -> None:
+    (tmp_path / "file").touch()
+
+    def fn(rank):
+        engine, _ = make_engine(3)
+        engine.save_16bit_model(tmp_path / "good")
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        found = [
+            outcome(lambda: engine.save_16bit_model(tmp_path / "good")),
+            outcome(lambda: engine.save_16bit_model(tmp_path / "good", "model.pt")),
+            outcome(lambda: engine.save_16bit_model(tmp_path / "file" / "x")),
+        ]
+        train(engine, rank, 1)
+        return found
+
+    for found in run_ranks(2, fn):
+        assert all(text.startswith("CheckpointError") for text in found), found
+        assert all("rank 0" in text for text in found)
+    assert names_in(tmp_path / "good") == ["model.safetensors"]

@@ -1,0 +1,126 @@
+"""Exports over older exports, killed at any moment, and into the wrong place."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from support.checkpoints import names_in, save_steps
+from support.runs import assert_equal
+from torchloom.checkpoints.contents import read_contents
+from torchloom.checkpoints.weight_files import export
+from torchloom.errors import CheckpointError
+
+WHOLE, FEW, MANY = 1 << 40, 2000, 600
+"""Sizes of a shard, in bytes: one file, a few, more."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("saved")
+    save_steps(root, 1, 3)
+    return [read_contents(root / f"global_step{step}") for step in (1, 3)]
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    """Load what is there, as readers of the format do."""
+    if (folder / "model.safetensors").exists():
+        return load_file(folder / "model.safetensors")
+    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    return {name: load_file(folder / file)[name] for name, file in places.items()}
+
+
+def is_killed_at(call: int, action) -> bool:
+    """Run `action` in a process that dies at its n-th operation on the file system."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12+: fork with threads
+        pid = os.fork()
+    if pid == 0:
+        try:
+            torch.set_num_threads(1)
+            count = [0]
+
+            def counted(real):
+                def step(*args, **kwargs):
+                    count[0] += 1
+                    if count[0] == call:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(*args, **kwargs)
+
+                return step
+
+            for name in ("open", "replace", "unlink", "hardlink_to", "chmod"):
+                setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("new", [WHOLE, FEW, MANY])
+@pytest.mark.parametrize("old", [WHOLE, FEW, MANY])
+def test_killed_while_an_export_is_replaced(old, new, saved, tmp_path) -> None:
+    first, second = saved
+    export(first, tmp_path / "old", None, WHOLE)
+    export(second, tmp_path / "new", None, new)
+    before, after = read(tmp_path / "old"), read(tmp_path / "new")
+    target, seen = tmp_path / "out", set()
+    for call in range(1, 200):
+        export(first, target, None, old)  # also what a killed one left is cleaned up
+        assert_equal(read(target), before)
+        is_killed = is_killed_at(call, lambda: export(second, target, None, new))
+        found = read(target)
+        is_new = torch.equal(
+            found["head.weight" if "head.weight" in found else min(found)],
+            after["head.weight" if "head.weight" in after else min(after)],
+        )
+        assert_equal(found, after if is_new else before)
+        seen.add(is_new)
+        if not is_killed:
+            break
+    assert not is_killed
+    assert seen == {True, False}
+    assert names_in(target) == names_in(tmp_path / "new")
+
+
+def test_the_file_system_has_no_links(saved, tmp_path, monkeypatch) -> None:
+    def fails(*args):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(pathlib.Path, "hardlink_to", fails)
+    for contents in saved:
+        written = export(contents, tmp_path / "out", None, FEW)
+        export(contents, tmp_path / "new", None, WHOLE)
+        assert_equal(read(tmp_path / "out"), read(tmp_path / "new"))
+        assert names_in(tmp_path / "out") == sorted(path.name for path in written)
+
+
+def test_files_of_others_stay(saved, tmp_path) -> None:
+    names = ["config.json", "pytorch_model.bin", "model.txt", "adapter_model.safetensors"]
+    for name in names:
+        (tmp_path / name).touch()
+    for size in (MANY, FEW, WHOLE):
+        export(saved[0], tmp_path, None, size)
+    assert names_in(tmp_path) == sorted([*names, "model.safetensors"])
+
+
+@pytest.mark.parametrize("below", ["", "weights/16bit"])
+def test_into_a_checkpoint(below, saved, tmp_path) -> None:
+    path = Path(saved[0].path)
+    (tmp_path / "link").symlink_to(path)
+    before = names_in(path)
+    for target in (path / below, tmp_path / "link" / below):
+        with pytest.raises(CheckpointError, match=f"{path} is a checkpoint, which weights in it"):
+            export(saved[0], target, None, WHOLE)
+    assert names_in(path) == before
