@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom.engine.groups import ensure_process_group
+from torchloom.launch.groups import ensure_process_group
 
 LEARNING_RATE = 3e-4
 WEIGHT_DECAY = 0.1

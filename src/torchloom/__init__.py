@@ -21,11 +21,11 @@ if TYPE_CHECKING:
         shard_model,
     )
     from torchloom.engine import compile_model as compile
-    from torchloom.engine.padding import pad_tensors
     from torchloom.errors import PassContractError, TorchloomError
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
+    from torchloom.loop.pad_tensors import pad_tensors
     from torchloom.pipeline import PassContract, register_compile_pass, validate_schedule
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
@@ -60,7 +60,7 @@ _EXPORTS = {
     "just_in_time_compile": ("torchloom.inspect", "jit"),
     "no_sync": ("torchloom.engine", "no_sync"),
     "overhead": ("torchloom.inspect", "overhead"),
-    "pad_tensors": ("torchloom.engine.padding", "pad_tensors"),
+    "pad_tensors": ("torchloom.loop.pad_tensors", "pad_tensors"),
     "records": ("torchloom.records", None),
     "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
     "report": ("torchloom.report", None),

@@ -9,8 +9,8 @@ from torch import nn
 import torchloom
 from support.pool import run_ranks
 from support.runs import settings
-from torchloom.engine.plan_check import standing_bytes
 from torchloom.errors import PassError
+from torchloom.loop.plan_check import standing_bytes
 from torchloom.memory import distinct_bytes, measure_peak
 
 WIDTH = 192

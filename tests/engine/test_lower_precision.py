@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import torchloom
 from support.pool import run_ranks
-from torchloom.engine.precision import cast_inputs
+from torchloom.loop.precision import cast_inputs
 
 LOWER = torch.bfloat16
 

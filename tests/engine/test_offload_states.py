@@ -13,9 +13,9 @@ import torchloom
 from support.models import Tricky, tokens
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
-from torchloom.engine.stream import StateStream
-from torchloom.engine.stream_plan import schedule_of_actions, stream_actions
 from torchloom.errors import EngineError
+from torchloom.loop.stream import StateStream
+from torchloom.loop.stream_plan import schedule_of_actions, stream_actions
 from torchloom.plan.text import show_plan
 from torchloom.races import find_races
 from torchloom.runtime import mover_of

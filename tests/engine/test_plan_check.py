@@ -66,7 +66,7 @@ def test_predicted_and_measured_are_compared_once(stage: int, accumulation: int)
         told = []
         handler = logging.Handler()
         handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-        logger = logging.getLogger("torchloom.engine.plan_check")
+        logger = logging.getLogger("torchloom.loop.plan_check")
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         with Recorder() as recorder:

@@ -20,9 +20,9 @@ from support.ports import free_port
 from support.ranks import run_ranks
 from support.runs import settings
 from torchloom import envs
-from torchloom.engine import rendezvous
-from torchloom.engine.groups import ensure_process_group, make_world
 from torchloom.errors import ConfigError, PeerLostError, TorchloomError
+from torchloom.launch import rendezvous
+from torchloom.launch.groups import ensure_process_group, make_world
 
 FORK = multiprocessing.get_context("fork")
 NAMES = (

@@ -17,8 +17,8 @@ from support.ports import free_port
 from torchloom import envs
 from torchloom.cli.exposure import listening, told_listening
 from torchloom.cli.load import interpreter
-from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError
+from torchloom.launch.loopback import is_loopback, serve_store
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -81,7 +81,7 @@ def test_what_listens_is_seen():
 CODE = """
 import os, torch, torch.distributed as dist
 from torchloom.cli.exposure import listening, told_listening
-from torchloom.engine.groups import ensure_process_group
+from torchloom.launch.groups import ensure_process_group
 for _ in range(2):
     ensure_process_group()
     dist.all_reduce(torch.ones(1))

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import torchloom
 from support.pool import run_ranks
-from torchloom.engine.shard_model import check_devices
 from torchloom.errors import ShardError, TorchloomError
+from torchloom.loop.shard_model import check_devices
 from torchloom.shard import plan_layout
 from torchloom.shard.admit import check_model
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import torchloom
 from support.pool import run_ranks
 from torchloom._torch.hush import hushed_store
-from torchloom.engine.plan_check import standing_bytes
 from torchloom.errors import PlanError
+from torchloom.loop.plan_check import standing_bytes
 from torchloom.memory import distinct_bytes, measure_peak
 from torchloom.runtime import lookup
 from torchloom.shard import layout_of

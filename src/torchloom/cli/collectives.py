@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchloom import envs
 from torchloom._torch.coalesced import all_gather_single, reduce_scatter_single
-from torchloom.engine.groups import ensure_process_group
+from torchloom.launch.groups import ensure_process_group
 from torchloom.runtime import Communicator, get_communicator
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))

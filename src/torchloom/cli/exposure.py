@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.engine.loopback import is_loopback
 from torchloom.errors import ArtifactError
 from torchloom.files import why_not_own, why_replaceable
+from torchloom.launch.loopback import is_loopback
 from torchloom.serve.store.signing_key import SigningKey
 
 _MOST_FILES = 100_000
@@ -134,7 +134,7 @@ def _new_files() -> CheckFinding:
 def _ports(run: Callable[[str, float], str | None]) -> Iterator[CheckFinding]:
     code = (
         "from torchloom.cli.exposure import told_listening\n"
-        "from torchloom.engine.groups import ensure_process_group\n"
+        "from torchloom.launch.groups import ensure_process_group\n"
         "ensure_process_group()\n"
         "told_listening()\n"
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torchloom.checkpoints.save_model import save_model
 from torchloom.engine.api import initialize
 from torchloom.engine.engine import Engine
-from torchloom.engine.over_ranks import all_reduce
-from torchloom.engine.own_clipping import clip_grad_norm_
-from torchloom.engine.own_compile import compile_model
-from torchloom.engine.own_loops import no_sync
-from torchloom.engine.shard_model import shard_model
+from torchloom.loop.all_reduce import all_reduce
+from torchloom.loop.clip import clip_grad_norm_
+from torchloom.loop.compile import compile_model
+from torchloom.loop.optimizer_hooks import no_sync
+from torchloom.loop.shard_model import shard_model
 
 __all__ = [
     "Engine",

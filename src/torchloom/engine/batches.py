@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom.engine.over_ranks import all_reduce
 from torchloom.errors import EngineError
+from torchloom.loop.all_reduce import all_reduce
 
 
 class Batches:

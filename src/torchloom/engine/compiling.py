@@ -8,11 +8,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.groups import World
-from torchloom.engine.offloads import Offloads
-from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import EngineError
 from torchloom.exchange import Agreement
+from torchloom.launch.groups import World
+from torchloom.loop.offloads import Offloads
+from torchloom.loop.owned_params import LocalParams
 from torchloom.pipeline.device import device_bytes
 from torchloom.plan import Plan
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step

@@ -33,28 +33,28 @@ from torchloom.engine.boundary import (
     print_progress,
     reduces_at_boundary,
 )
-from torchloom.engine.groups import World
 from torchloom.engine.loss import check_loss
 from torchloom.engine.module_access import ModuleAccess
 from torchloom.engine.monitors import trackers_of
-from torchloom.engine.offloads import Offloads
-from torchloom.engine.plan_check import PlanCheck, standing_bytes
-from torchloom.engine.precision import autocasting, cast_inputs, dtype_of
 from torchloom.engine.queries import Queries
-from torchloom.engine.rates import note_rates
 from torchloom.engine.saving import Saving
 from torchloom.engine.scaling import LossScaler
 from torchloom.engine.shared_loss import Scaling, SharedLoss
-from torchloom.engine.step_flops import Work, work_of
-from torchloom.engine.step_log import StepLog
-from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.engine.timers import Timers
-from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.engine.update import Update
 from torchloom.engine.user_backward import follow_user_backward, mark
 from torchloom.errors import unwrapped
 from torchloom.exchange import Agreement
+from torchloom.launch.groups import World
 from torchloom.log import get_logger
+from torchloom.loop.offloads import Offloads
+from torchloom.loop.owned_params import LocalParams
+from torchloom.loop.plan_check import PlanCheck, standing_bytes
+from torchloom.loop.precision import autocasting, cast_inputs, dtype_of
+from torchloom.loop.rates import note_rates
+from torchloom.loop.step_flops import Work, work_of
+from torchloom.loop.step_log import StepLog
+from torchloom.loop.trackers import LogMetrics, tracker_of
 from torchloom.pipeline import (
     REGISTRY,
     CompileReport,

@@ -21,8 +21,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from torchloom.config import Config
-from torchloom.engine.groups import World
 from torchloom.errors import CheckpointError
+from torchloom.launch.groups import World
 from torchloom.log import get_logger
 
 logger = get_logger(__name__)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.config import FolderConfig, MonitorsConfig, WandbConfig
-from torchloom.engine.trackers import Tracker, tags
 from torchloom.events import StepEnded
 from torchloom.files import open_to_append
+from torchloom.loop.trackers import Tracker, tags
 
 
 def trackers_of(monitors: MonitorsConfig) -> list[Tracker]:

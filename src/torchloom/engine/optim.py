@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config, OptimizerConfig, thawed_map
-from torchloom.engine.elementwise import check_elementwise, needs_closure
 from torchloom.engine.schedules import make_scheduler
-from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import ConfigError, EngineError
+from torchloom.loop.elementwise import check_elementwise, needs_closure
+from torchloom.loop.owned_params import LocalParams
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from torchloom import envs
 from torchloom.config import Config, thawed_map
-from torchloom.engine.groups import World
-from torchloom.engine.precision import dtype_of
 from torchloom.engine.scaling import LossScaler
+from torchloom.launch.groups import World
+from torchloom.loop.precision import dtype_of
 from torchloom.shard import default_threshold, layout_of
 
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import EngineError
+from torchloom.loop.owned_params import LocalParams
 
 
 class Scaling(NamedTuple):

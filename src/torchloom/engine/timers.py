@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from torchloom import events
 from torchloom._torch.modes import is_profiling
-from torchloom.engine.plan_check import PlanCheck
+from torchloom.loop.plan_check import PlanCheck
 
 
 @dataclass

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.clipping import clip_, global_norm, norm_and_sums, scale_
-from torchloom.engine.nonfinite import NonFinite, find_non_finite
-from torchloom.engine.offloads import Offloads
 from torchloom.engine.optim import complete_momentum
 from torchloom.engine.scaling import LossScaler
-from torchloom.engine.stepped_tensors import LocalParams
 from torchloom.errors import NonFiniteError
 from torchloom.events import StepSkipped, emit
 from torchloom.log import get_logger
+from torchloom.loop.non_finite import NonFinite, find_non_finite
+from torchloom.loop.norms import clip_, global_norm, norm_and_sums, scale_
+from torchloom.loop.offloads import Offloads
+from torchloom.loop.owned_params import LocalParams
 from torchloom.runtime import Communicator
 
 logger = get_logger(__name__)

@@ -27,7 +27,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 import torchloom
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.engine.precision import cast_inputs, dtype_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.integrations.given import (
     DEFAULT,
@@ -41,6 +40,7 @@ from torchloom.integrations.given import (
     without_host_optimizer,
 )
 from torchloom.log import get_logger
+from torchloom.loop.precision import cast_inputs, dtype_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import is_sharded, layout_of, whole_states
 

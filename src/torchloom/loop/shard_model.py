@@ -14,15 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchloom import envs
 from torchloom.config import Config, load_config
-from torchloom.engine.groups import ensure_process_group, make_world
-from torchloom.engine.notices import warn_of_monitors
-from torchloom.engine.own_clipping import follow_torch_norms
-from torchloom.engine.own_loops import count_steps_of, share_buffers_after_steps
-from torchloom.engine.own_slices import step_in_slices
-from torchloom.engine.precision import cast_around, shard_precision
-from torchloom.engine.twins import communicator_of
 from torchloom.errors import ConfigError, ShardError
 from torchloom.last_words import show_last_words
+from torchloom.launch.groups import ensure_process_group, make_world
+from torchloom.loop.clip import follow_torch_norms
+from torchloom.loop.notices import warn_of_monitors
+from torchloom.loop.optimizer_hooks import count_steps_of, share_buffers_after_steps
+from torchloom.loop.precision import cast_around, shard_precision
+from torchloom.loop.sliced_models import step_in_slices
+from torchloom.loop.twins import communicator_of
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import (

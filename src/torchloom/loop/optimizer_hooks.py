@@ -21,11 +21,11 @@ from torch.optim.optimizer import (
 )
 
 from torchloom.checkpoints.trained import buffers_of
-from torchloom.engine.elementwise import check_once
-from torchloom.engine.own_slices import begin_step, call_closure_first, end_step
-from torchloom.engine.rates import note_rates
-from torchloom.engine.stepped_tensors import check_steps_alone
 from torchloom.errors import EngineError
+from torchloom.loop.elementwise import check_once
+from torchloom.loop.owned_params import check_steps_alone
+from torchloom.loop.rates import note_rates
+from torchloom.loop.sliced_models import begin_step, call_closure_first, end_step
 from torchloom.position import POSITION
 from torchloom.runtime import Communicator, tell_step
 from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchloom.engine.slices import Slices, slice_of
 from torchloom.errors import EngineError, ShardError
+from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward
 from torchloom.shard.classes import converted

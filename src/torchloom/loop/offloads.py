@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.stream import StateStream
 from torchloom.errors import ConfigError
+from torchloom.loop.stream import StateStream
 from torchloom.pipeline.options import offloadable_params
 from torchloom.pipeline.presets import ALIASES
 from torchloom.runtime import mover_of

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from torchloom._torch.norms import TotalNorm, replace_total_norm
 from torchloom._torch.untraced import leave_alone
-from torchloom.engine.clipping import clip_, global_norm
-from torchloom.engine.nonfinite import find_non_finite
 from torchloom.errors import NonFiniteError, ShardError
+from torchloom.loop.non_finite import find_non_finite
+from torchloom.loop.norms import clip_, global_norm
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, layout_of, owners_of, sharded_models
 from torchloom.shard.shards import clear_padding_

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom.engine.elementwise import ELEMENTWISE
-from torchloom.engine.stream_plan import stream_actions
 from torchloom.errors import EngineError
+from torchloom.loop.elementwise import ELEMENTWISE
+from torchloom.loop.stream_plan import stream_actions
 from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime.host import Mover, Ticket, fill_with_nans
 

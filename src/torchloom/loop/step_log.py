@@ -27,9 +27,9 @@ from torch.optim import Optimizer
 
 from torchloom import events
 from torchloom._torch.untraced import leave_alone
-from torchloom.engine.plan_check import PlanCheck, log_compared
-from torchloom.engine.step_flops import Work
-from torchloom.engine.trackers import Tracker
+from torchloom.loop.plan_check import PlanCheck, log_compared
+from torchloom.loop.step_flops import Work
+from torchloom.loop.trackers import Tracker
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import Communicator

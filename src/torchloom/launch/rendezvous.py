@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from torchloom import envs
 from torchloom._torch.hush import hushed_store
-from torchloom.engine.loopback import is_loopback, serve_store
 from torchloom.errors import ConfigError, PeerLostError
+from torchloom.launch.loopback import is_loopback, serve_store
 from torchloom.log import get_logger
 
 logger = get_logger(__name__)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom._torch.untraced import leave_alone
-from torchloom.engine.slices import Slices, slice_of
+from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
 from torchloom.shard.shards import shard_numel_of

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
-from torchloom.engine.own_clipping import take_norm
-from torchloom.engine.plan_check import PlanCheck, standing_bytes
-from torchloom.engine.step_flops import Work
-from torchloom.engine.step_log import StepLog
-from torchloom.engine.trackers import Tracker
+from torchloom.loop.clip import take_norm
+from torchloom.loop.plan_check import PlanCheck, standing_bytes
+from torchloom.loop.step_flops import Work
+from torchloom.loop.step_log import StepLog
+from torchloom.loop.trackers import Tracker
 from torchloom.runtime import Communicator
 from torchloom.step import CompiledStep
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchloom import envs
-from torchloom.engine.loopback import is_loopback, serve_store, stay_local
-from torchloom.engine.rendezvous import RENDEZVOUS_S, meet
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.last_words import show_last_words
+from torchloom.launch.loopback import is_loopback, serve_store, stay_local
+from torchloom.launch.rendezvous import RENDEZVOUS_S, meet
 from torchloom.runtime import Communicator, get_communicator
 
 

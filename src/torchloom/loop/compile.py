@@ -18,15 +18,15 @@ from torchloom.config.fields import keys_of
 from torchloom.config.findings import Findings
 from torchloom.config.schema_compile import CompileSection
 from torchloom.config.source import read
-from torchloom.engine.facts import config_facts
-from torchloom.engine.notices import log_notes, warn_of_monitors
-from torchloom.engine.offloads import Offloads
-from torchloom.engine.own_loops import after_steps_of
-from torchloom.engine.own_slices import as_slices
-from torchloom.engine.own_steps import OwnSteps
-from torchloom.engine.trackers import LogMetrics, tracker_of
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
+from torchloom.loop.facts import config_facts
+from torchloom.loop.notices import log_notes, warn_of_monitors
+from torchloom.loop.offloads import Offloads
+from torchloom.loop.optimizer_hooks import after_steps_of
+from torchloom.loop.own_steps import OwnSteps
+from torchloom.loop.sliced_models import as_slices
+from torchloom.loop.trackers import LogMetrics, tracker_of
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.pipeline.device import device_bytes
 from torchloom.runtime import lookup, use_shared_memory

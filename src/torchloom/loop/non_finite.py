@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom.engine.clipping import device_of, first_of_ranks
+from torchloom.loop.norms import device_of, first_of_ranks
 from torchloom.runtime import Communicator
 
 _NONE = torch.iinfo(torch.int64).max

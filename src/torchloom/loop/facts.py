@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.stepped_tensors import LocalParams
+from torchloom.loop.owned_params import LocalParams
 
 
 def config_facts(config: Config) -> dict[str, object]:
