@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from support import pool
 from support.runs import make_engine, train
-from torchloom.engine import compiling
+from torchloom.engine import loader
 from torchloom.plan import Planner
 from torchloom.position import POSITION
 
@@ -107,7 +107,7 @@ def test_each_function_meets_the_state_of_a_new_process(tmp_path) -> None:
         warnings.simplefilter("ignore")
         POSITION.notes["left"] = "1"
         Planner.would_change = lambda self: True  # type: ignore[method-assign]
-        compiling.compile_engine = None  # type: ignore[assignment]
+        loader.make_loader = None  # type: ignore[assignment]
         return state(rank)
 
     def state(rank: int) -> str:
@@ -126,7 +126,7 @@ def test_each_function_meets_the_state_of_a_new_process(tmp_path) -> None:
             POSITION.notes,
             engine._SERIALS,
         ]
-        facts += [Planner.would_change.__qualname__, bool(compiling.compile_engine)]
+        facts += [Planner.would_change.__qualname__, bool(loader.make_loader)]
         # Part of the keys of torch's caches.
         facts += [torch.backends.cuda.matmul.fp32_precision]
         facts += [torch.backends.mkldnn.matmul.fp32_precision]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
-    from torchloom.loop.pad_tensors import pad_tensors
+    from torchloom.loop.across_ranks import pad_tensors
     from torchloom.pipeline import PassContract, register_compile_pass, validate_schedule
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
@@ -60,7 +60,7 @@ _EXPORTS = {
     "just_in_time_compile": ("torchloom.inspect", "jit"),
     "no_sync": ("torchloom.engine", "no_sync"),
     "overhead": ("torchloom.inspect", "overhead"),
-    "pad_tensors": ("torchloom.loop.pad_tensors", "pad_tensors"),
+    "pad_tensors": ("torchloom.loop.across_ranks", "pad_tensors"),
     "records": ("torchloom.records", None),
     "register_compile_pass": ("torchloom.pipeline", "register_compile_pass"),
     "report": ("torchloom.report", None),

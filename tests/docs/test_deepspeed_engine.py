@@ -8,7 +8,7 @@ import torchloom
 from docs_pages.deepspeed_engine import DIFFERS, WORKS
 from support.pool import run_ranks
 from support.runs import settings
-from torchloom.engine.deepspeed_names import REFUSED
+from torchloom.engine.module_access import REFUSED
 
 NUM_NAMES = 280
 """Methods and attributes without an underscore in `deepspeed/runtime/engine.py` of 0.19.6."""

@@ -14,10 +14,9 @@ from support.models import Tricky, tokens
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.errors import EngineError
-from torchloom.loop.stream import StateStream
-from torchloom.loop.stream_plan import schedule_of_actions, stream_actions
+from torchloom.loop.stream import Action, StateStream, stream_actions
 from torchloom.plan.text import show_plan
-from torchloom.races import find_races
+from torchloom.races import Event, Start, TransferSchedule, Use, WaitFor, find_races
 from torchloom.runtime import mover_of
 from torchloom.runtime.host import fuzzed, is_on_host
 
@@ -34,6 +33,26 @@ def big_states(engine) -> list[torch.Tensor]:
     ]
 
 
+def schedule_of_actions(actions: list[Action], num_slots: int) -> TransferSchedule:
+    """Return the actions as reads and writes of slots and host memory."""
+    places: dict[str, str] = {}
+    events: list[Event] = []
+    for kind, c in actions:
+        host, old, new, kept = (f"{name} {c}" for name in ("host", "old", "new", "kept"))
+        places.update({old: f"slot {c % num_slots}", new: f"slot {c % num_slots}", kept: host})
+        event: dict[str, Event] = {
+            "load": Start(f"load {c}", "to_device", frozenset({host}), frozenset({old})),
+            "await load": WaitFor(f"load {c}"),
+            "step": Use(f"step {c}", frozenset({old}), frozenset({new})),
+            "store": Start(f"store {c}", "to_host", frozenset({new}), frozenset({kept})),
+            "await store": WaitFor(f"store {c}"),
+        }
+        events.append(event[kind])
+    chunks = {c for _, c in actions}
+    events.append(Use("next step", reads=frozenset(f"kept {c}" for c in chunks)))
+    return TransferSchedule(tuple(events), frozenset(f"host {c}" for c in chunks), places)
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("chunks", [0, 1, 2, 5])
 def test_the_order_of_chunks_cannot_race(slots: int, chunks: int) -> None:
@@ -45,7 +64,7 @@ def test_the_order_of_chunks_cannot_race(slots: int, chunks: int) -> None:
         rest = actions[index + 1 :]
         implied = bool(rest) and kind == "await store" and rest[0].kind == kind
         if kind.startswith("await") and not implied:
-            broken = (*actions[:index], *rest)
+            broken = [*actions[:index], *rest]
             assert find_races(schedule_of_actions(broken, slots)), actions[index]
 
 

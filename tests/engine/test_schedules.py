@@ -21,8 +21,7 @@ from support.pool import run_ranks
 from support.runs import settings, train
 from torchloom.config import load_config
 from torchloom.engine import schedules
-from torchloom.engine.optim import make_lr_scheduler
-from torchloom.engine.schedules import make_scheduler
+from torchloom.engine.schedules import make_lr_scheduler, make_scheduler
 from torchloom.errors import ConfigError
 
 CASES = json.loads((Path(__file__).parent / "deepspeed_rates.json").read_text())

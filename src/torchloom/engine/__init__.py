@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchloom.checkpoints.save_model import save_model
 from torchloom.engine.api import initialize
 from torchloom.engine.engine import Engine
-from torchloom.loop.all_reduce import all_reduce
+from torchloom.loop.across_ranks import all_reduce
 from torchloom.loop.clip import clip_grad_norm_
 from torchloom.loop.compile import compile_model
 from torchloom.loop.optimizer_hooks import no_sync

@@ -18,7 +18,7 @@ from torchloom.config import Config, load_config
 from torchloom.config.monitors import require_packages
 from torchloom.engine.engine import Engine
 from torchloom.engine.loader import make_loader
-from torchloom.engine.optim import make_lr_scheduler, make_optimizer
+from torchloom.engine.schedules import make_lr_scheduler
 from torchloom.errors import ConfigError, ShardError
 from torchloom.exchange import Agreement
 from torchloom.last_words import show_last_words
@@ -26,11 +26,11 @@ from torchloom.launch.groups import World, ensure_process_group, make_world
 from torchloom.log import get_logger
 from torchloom.loop.clip import follow_torch_norms
 from torchloom.loop.facts import config_facts, optimizer_facts, schedule_facts
-from torchloom.loop.notices import log_notes
 from torchloom.loop.optimizer_hooks import count_steps_of
+from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import LocalParams
 from torchloom.loop.precision import shard_precision
-from torchloom.loop.twins import communicator_of
+from torchloom.loop.shard_model import communicator_of, log_notes
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import facts_of, is_sharded, look_at_backward, plan_layout, shard_module

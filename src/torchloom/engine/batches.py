@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import EngineError
-from torchloom.loop.all_reduce import all_reduce
+from torchloom.loop.across_ranks import all_reduce
 
 
 class Batches:

@@ -1,89 +1,152 @@
-"""`Engine.compile`: describe and build an engine's compiled step, and advance it after optimizer steps."""
+"""`Engine.compile`, and what an engine tells of its compiled graphs."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from torchloom.compiler.support import check_supported
 from torchloom.config import Config
 from torchloom.errors import EngineError
 from torchloom.exchange import Agreement
 from torchloom.launch.groups import World
+from torchloom.log import get_logger
+from torchloom.loop.compile import compile_step
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.owned_params import LocalParams
-from torchloom.pipeline.device import device_bytes
+from torchloom.pipeline import CompileReport, PassContract, PassItem, PassRegistry, Schedule
 from torchloom.plan import Plan
-from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
+from torchloom.runtime import Account
+from torchloom.step import CompileCall, CompiledStep, Driver
+
+logger = get_logger(__name__)
 
 
-class Compilable(Protocol):
-    """What compiling needs of an engine."""
+class Compiling:
+    """Part of `Engine`: it compiles the model."""
 
     module: nn.Module
     config: Config
-    world: World
     optimizer: Optimizer | None
-    offloads: Offloads
+    world: World
     local: LocalParams
+    offloads: Offloads
     global_steps: int
+    _agreement: Agreement
+    _passes: PassRegistry
+    _account: Account
+    _compiled: CompiledStep | None
 
+    def register_compile_pass(
+        self, name: str, fn: Callable[..., Any], contract: PassContract | None = None
+    ) -> None:
+        """Give a pass a name that this engine's schedules can use.
 
-def compile_engine(engine: Compilable, agreement: Agreement, call: CompileCall) -> CompiledStep:
-    """Compile an engine's model in place; see `Engine.compile`.
+        Other engines do not know the pass.
 
-    Args:
-        engine: all ranks call with theirs.
-        agreement: between them.
-        call: the arguments of the user's call.
-    """
-    model, world = engine.module, engine.world
-    description = describe_step(
-        engine.config,
-        call,
-        model,
-        world.comm,
-        world.device,
-        total_bytes=agreement.least("the device's memory", device_bytes(world.device)),
-    )
-    driver = Driver(
-        ranks=agreement,
-        host=engine.offloads,
-        optimizer=engine.optimizer,
-        step=engine.global_steps,
-        as_shards=engine.local.as_shards,
-        name=call.name,
-    )
-    return build_step(description, model, world.comm, driver)
+        Args:
+            name: the name.
+            fn: the pass; see `torchloom.register_compile_pass` for its arguments.
+            contract: what it needs and provides.
 
+        Raises:
+            PassOrderError: the name is one of torchloom's.
+            PassError: the function has a parameter that no form of a pass has.
+        """
+        self._passes.register(name, fn, contract)
 
-def advance(compiled: CompiledStep | None, step: int) -> None:
-    """Tell a compiled step, if there is one, which optimizer step comes next."""
-    if compiled is not None:
-        compiled.advance(step)
+    def compile(
+        self,
+        backend: str | Callable[..., Any] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: Schedule | None = None,
+        compiled_autograd_enabled: bool = False,
+        passes: Sequence[PassItem] | None = None,
+    ) -> None:
+        """Compile the model in place; passes weave sharding and communication into its graphs.
 
+        Args:
+            backend: "inductor" (default), "aot_eager", "eager", any registered backend, a path
+                "package.module.function", or a callable `(gm, example_inputs) -> callable`.
+            compile_kwargs: more arguments for `torch.compile`, e.g. `{"dynamic": True}`.
+            schedule: `[(step, [pass, ...]), ...]`: the passes to run from each optimizer step on. A pass is a
+                name, a function, a `GraphPass`, or a pair of one of them and a memory budget.
+            compiled_autograd_enabled: accepted for DeepSpeed compatibility; no effect, as backward graphs
+                are compiled anyway.
+            passes: passes to run from the start, instead of the stage's preset or a schedule.
 
-def plan_of(compiled: CompiledStep | None, world: World) -> Plan:
-    """Return the plan of what has been compiled so far, an empty one before."""
-    if compiled is None:
-        return Plan(world_size=world.comm.world_size, budget_bytes=None, base_bytes=0)
-    return compiled.session.plan()
+        Raises:
+            CompileError: torch.compile does not work here.
+            ConfigError: the backend cannot be found, or both passes and a schedule are given.
+            EngineError: the engine is compiled already.
+            PassOrderError: the passes are unknown, contradict each other, or lack what they need.
+            AgreementError: the ranks were given different passes or options.
+        """
+        check_supported()
+        if self._compiled is not None:
+            asks = backend or compile_kwargs or passes or schedule
+            is_configured = self.config.compile.enabled
+            if is_configured and not asks:
+                return  # initialize() has done it, as the config asked
+            raise EngineError(
+                "this engine is compiled already: call engine.compile() once, with all options"
+                + (", or drop compile.enabled" if is_configured else "")
+            )
+        call = CompileCall(
+            backend=backend,
+            compile_kwargs=compile_kwargs,
+            passes=passes,
+            schedule=schedule,
+            registry=self._passes,
+        )
+        if compiled_autograd_enabled:
+            logger.warning("compiled_autograd_enabled has no effect: backward graphs are compiled")
+        if self.config.batch.accumulation_steps == 1:
+            self.local.average_in_backward(self.module)
+        with self._account.charged():
+            driver = Driver(
+                ranks=self._agreement,
+                host=self.offloads,
+                optimizer=self.optimizer,
+                step=self.global_steps,
+                as_shards=self.local.as_shards,
+            )
+            self._compiled = compile_step(
+                self.config, call, self.module, self.world.comm, self.world.device, driver
+            )
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile()` has been called."""
+        return self._compiled is not None
 
-def refuse_second(asks: bool, is_configured: bool) -> None:
-    """Refuse a second `compile()`, unless the config compiled first and the call has no arguments.
+    def is_deepcompile_enabled(self) -> bool:
+        """Whether the config enables `compile.deepcompile`."""
+        return self.config.compile.deepcompile
 
-    Args:
-        asks: whether the call has arguments.
-        is_configured: whether the config made `initialize` compile.
+    def is_deepcompile_active(self) -> bool:
+        """Whether `compile()` has been called, so that passes weave the model's graphs."""
+        return self.is_compiled
 
-    Raises:
-        EngineError: it is compiled already.
-    """
-    if is_configured and not asks:
-        return  # initialize() has done it, as the config asked
-    raise EngineError(
-        "this engine is compiled already: call engine.compile() once, with all options"
-        + (", or drop compile.enabled" if is_configured else "")
-    )
+    def compile_report(self) -> CompileReport:
+        """Return a record of each graph so far: woven, taken from a cache, or left to run eagerly."""
+        return CompileReport() if self._compiled is None else self._compiled.session.report
+
+    def plan(self) -> Plan:
+        """Return the memory plan of the graphs compiled so far; see `compile.memory_budget`."""
+        if self._compiled is None:
+            return Plan(world_size=self.world.comm.world_size, budget_bytes=None, base_bytes=0)
+        return self._compiled.session.plan()
+
+    def get_compile_time(self) -> list[tuple[str, int, int, float]]:
+        """Return `("fwd" or "bwd", place, graph id, compile seconds)` of each compiled graph."""
+        return self.compile_report().compile_time
+
+    def _advance(self) -> None:
+        """Tell the compiled step, if there is one, which optimizer step comes next."""
+        if self._compiled is not None:
+            with self._account.charged():
+                self._compiled.advance(self.global_steps)

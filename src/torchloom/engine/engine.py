@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,9 +22,7 @@ from torch.optim import Optimizer
 
 from torchloom._torch.module_calls import forget_compiled_call
 from torchloom.checkpoints import Checkpoints, Counters
-from torchloom.compiler.support import check_supported
 from torchloom.config import Config
-from torchloom.engine import compiling
 from torchloom.engine.batches import Batches
 from torchloom.engine.boundary import (
     Boundary,
@@ -33,41 +31,35 @@ from torchloom.engine.boundary import (
     print_progress,
     reduces_at_boundary,
 )
-from torchloom.engine.loss import check_loss
+from torchloom.engine.compiling import Compiling
+from torchloom.engine.losses import Scaling, SharedLoss, check_loss, follow_user_backward, mark
 from torchloom.engine.module_access import ModuleAccess
 from torchloom.engine.monitors import trackers_of
 from torchloom.engine.queries import Queries
 from torchloom.engine.saving import Saving
 from torchloom.engine.scaling import LossScaler
-from torchloom.engine.shared_loss import Scaling, SharedLoss
 from torchloom.engine.timers import Timers
 from torchloom.engine.update import Update
-from torchloom.engine.user_backward import follow_user_backward, mark
 from torchloom.errors import unwrapped
 from torchloom.exchange import Agreement
 from torchloom.launch.groups import World
 from torchloom.log import get_logger
 from torchloom.loop.offloads import Offloads
+from torchloom.loop.optimizer_hooks import note_rates
 from torchloom.loop.owned_params import LocalParams
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of
-from torchloom.loop.rates import note_rates
 from torchloom.loop.step_flops import Work, work_of
 from torchloom.loop.step_log import StepLog
 from torchloom.loop.trackers import LogMetrics, tracker_of
 from torchloom.pipeline import (
     REGISTRY,
-    CompileReport,
-    PassContract,
-    PassItem,
     PassRegistry,
-    Schedule,
 )
-from torchloom.plan import Plan
 from torchloom.position import POSITION
-from torchloom.runtime import Account, CommStats, MoveStats, mover_of, tell_step
+from torchloom.runtime import Account, tell_step
 from torchloom.shard import Owners, layout_of, unshard
-from torchloom.step import CompileCall, CompiledStep
+from torchloom.step import CompiledStep
 
 logger = get_logger(__name__)
 
@@ -75,7 +67,7 @@ _SERIALS = itertools.count(1)
 _SHARED_LOSS = SharedLoss()
 
 
-class Engine(Batches, Saving, Queries, ModuleAccess):
+class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
     """Drives forward, backward and step of one sharded model; made by `torchloom.initialize`."""
 
     def __init__(
@@ -140,7 +132,7 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         if dtype is not torch.float32:
             args, kwargs = cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
         self._take_place()
-        self._update.settle()
+        self.local.settle()
         self._step_log.begin(args, kwargs)
         autocast = autocasting(self.config.precision, self.device)
         with self.timers.measure("forward"), unwrapped(), autocast, self._account.charged():
@@ -269,13 +261,14 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         self.timers.step = self.global_steps
         self._take_place()
         tell_step(self.global_steps)
-        with self._account.charged():
-            compiling.advance(self._compiled, self.global_steps)
+        self._advance()
         print_progress(self)
         self._step_log.ended(
-            self._update,
             None if self._compiled is None else self._compiled.session,
             step=self.global_steps,
+            norm=self._update.norm,
+            loss_sums=self._update.loss_sums,
+            losses=self._update.stepped_losses,
             samples=self.global_samples,
             skipped=not self._step_applied,
             num_skipped=self.skipped_steps,
@@ -345,131 +338,6 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         self._step_log.drop()
         self._share.forget()
 
-    def register_compile_pass(
-        self, name: str, fn: Callable[..., Any], contract: PassContract | None = None
-    ) -> None:
-        """Give a pass a name that this engine's schedules can use.
-
-        Other engines do not know the pass.
-
-        Args:
-            name: the name.
-            fn: the pass; see `torchloom.register_compile_pass` for its arguments.
-            contract: what it needs and provides.
-
-        Raises:
-            PassOrderError: the name is one of torchloom's.
-            PassError: the function has a parameter that no form of a pass has.
-        """
-        self._passes.register(name, fn, contract)
-
-    def compile(
-        self,
-        backend: str | Callable[..., Any] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        schedule: Schedule | None = None,
-        compiled_autograd_enabled: bool = False,
-        passes: Sequence[PassItem] | None = None,
-    ) -> None:
-        """Compile the model in place; passes weave sharding and communication into its graphs.
-
-        Args:
-            backend: "inductor" (default), "aot_eager", "eager", any registered backend, a path
-                "package.module.function", or a callable `(gm, example_inputs) -> callable`.
-            compile_kwargs: more arguments for `torch.compile`, e.g. `{"dynamic": True}`.
-            schedule: `[(step, [pass, ...]), ...]`: the passes to run from each optimizer step on. A pass is a
-                name, a function, a `GraphPass`, or a pair of one of them and a memory budget.
-            compiled_autograd_enabled: accepted for DeepSpeed compatibility; no effect, as backward graphs
-                are compiled anyway.
-            passes: passes to run from the start, instead of the stage's preset or a schedule.
-
-        Raises:
-            CompileError: torch.compile does not work here.
-            ConfigError: the backend cannot be found, or both passes and a schedule are given.
-            EngineError: the engine is compiled already.
-            PassOrderError: the passes are unknown, contradict each other, or lack what they need.
-            AgreementError: the ranks were given different passes or options.
-        """
-        check_supported()
-        if self._compiled is not None:
-            asks = backend or compile_kwargs or passes or schedule
-            compiling.refuse_second(bool(asks), self.config.compile.enabled)
-            return
-        call = CompileCall(
-            backend=backend,
-            compile_kwargs=compile_kwargs,
-            passes=passes,
-            schedule=schedule,
-            registry=self._passes,
-        )
-        if compiled_autograd_enabled:
-            logger.warning("compiled_autograd_enabled has no effect: backward graphs are compiled")
-        if self.gradient_accumulation_steps() == 1:
-            self.local.average_in_backward(self.module)
-        with self._account.charged():
-            self._compiled = compiling.compile_engine(self, self._agreement, call)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether `compile()` has been called."""
-        return self._compiled is not None
-
-    def is_deepcompile_enabled(self) -> bool:
-        """Whether the config enables `compile.deepcompile`."""
-        return self.config.compile.deepcompile
-
-    def is_deepcompile_active(self) -> bool:
-        """Whether `compile()` has been called, so that passes weave the model's graphs."""
-        return self.is_compiled
-
-    def compile_report(self) -> CompileReport:
-        """Return a record of each graph so far: woven, taken from a cache, or left to run eagerly."""
-        return CompileReport() if self._compiled is None else self._compiled.session.report
-
-    def plan(self) -> Plan:
-        """Return the memory plan of the graphs compiled so far; see `compile.memory_budget`."""
-        return compiling.plan_of(self._compiled, self.world)
-
-    def get_compile_time(self) -> list[tuple[str, int, int, float]]:
-        """Return `("fwd" or "bwd", place, graph id, compile seconds)` of each compiled graph."""
-        return self.compile_report().compile_time
-
-    @property
-    def skipped_steps(self) -> int:
-        """Number of optimizer steps skipped because a gradient was not finite."""
-        return self.scaler.num_skipped
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether `non_finite: stop` has skipped a step, so that the run should end; equal on all ranks."""
-        return self._update.stop_reason is not None
-
-    @property
-    def stop_reason(self) -> str | None:
-        """The skipped step and the gradient that was not finite, as text; None unless `should_stop`."""
-        return self._update.stop_reason
-
-    def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next `step()` updates the weights."""
-        return self._boundary.is_next(self.micro_steps)
-
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Set whether the next `step()` updates the weights, instead of counting micro-steps.
-
-        Raises:
-            EngineError: `managed_gradient_accumulation` is false, so that each `step()` updates them.
-        """
-        self._boundary.force(is_boundary)
-
-    def get_global_grad_norm(self) -> float | None:
-        """Return the global gradient norm of the last step, before clipping; None if it was not computed.
-
-        The engine computes it in each step that it does not skip, unless clipping is off and
-        `bf16.check_grad_overflow` is false.
-        """
-        norm = self._update.norm
-        return None if norm is None else float(norm)
-
     def full_gradient(self, param: nn.Parameter) -> Tensor | None:
         """Return the gradient of a whole weight before a step, averaged over ranks; all ranks must call.
 
@@ -489,18 +357,6 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         self._take_place()
         is_averaged = not reduces_at_boundary(layout_of(self.module))
         return self.local.whole_gradient(param, is_averaged=is_averaged)
-
-    def was_step_applied(self) -> bool:
-        """Whether the last `step()` changed the weights."""
-        return self._step_applied
-
-    def comm_stats(self) -> CommStats:
-        """Return how many collectives this rank has started, and the bytes of their full tensors."""
-        return self.world.comm.stats().since(self._comm_before)
-
-    def move_stats(self) -> MoveStats:
-        """Return the bytes that this engine moved between device and host, and its host memory in bytes."""
-        return mover_of(self.world.device).stats(self._account)
 
     def _counters(self) -> Counters:
         return Counters(
@@ -523,8 +379,7 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         self._step_log.restart()
         self._take_place()
         self.world.comm.residents.invalidate()
-        with self._account.charged():
-            compiling.advance(self._compiled, self.global_steps)
+        self._advance()
 
     def offload_states(
         self,

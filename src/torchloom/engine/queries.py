@@ -10,9 +10,12 @@ from torch.optim import Optimizer
 
 from torchloom import envs
 from torchloom.config import Config, thawed_map
+from torchloom.engine.boundary import Boundary
 from torchloom.engine.scaling import LossScaler
+from torchloom.engine.update import Update
 from torchloom.launch.groups import World
 from torchloom.loop.precision import dtype_of
+from torchloom.runtime import Account, CommStats, MoveStats, mover_of
 from torchloom.shard import default_threshold, layout_of
 
 
@@ -24,6 +27,12 @@ class Queries:
     optimizer: Optimizer | None
     scaler: LossScaler
     world: World
+    micro_steps: int
+    _boundary: Boundary
+    _update: Update
+    _account: Account
+    _comm_before: CommStats
+    _step_applied: bool
 
     @property
     def device(self) -> torch.device:
@@ -210,3 +219,51 @@ class Queries:
     def communication_data_type(self) -> torch.dtype:
         """The dtype in which gradients are reduced."""
         return dtype_of(self.config.precision.reduce_dtype)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Number of optimizer steps skipped because a gradient was not finite."""
+        return self.scaler.num_skipped
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `non_finite: stop` has skipped a step, so that the run should end; equal on all ranks."""
+        return self._update.stop_reason is not None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The skipped step and the gradient that was not finite, as text; None unless `should_stop`."""
+        return self._update.stop_reason
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step()` updates the weights."""
+        return self._boundary.is_next(self.micro_steps)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Set whether the next `step()` updates the weights, instead of counting micro-steps.
+
+        Raises:
+            EngineError: `managed_gradient_accumulation` is false, so that each `step()` updates them.
+        """
+        self._boundary.force(is_boundary)
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the global gradient norm of the last step, before clipping; None if it was not computed.
+
+        The engine computes it in each step that it does not skip, unless clipping is off and
+        `bf16.check_grad_overflow` is false.
+        """
+        norm = self._update.norm
+        return None if norm is None else float(norm)
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step()` changed the weights."""
+        return self._step_applied
+
+    def comm_stats(self) -> CommStats:
+        """Return how many collectives this rank has started, and the bytes of their full tensors."""
+        return self.world.comm.stats().since(self._comm_before)
+
+    def move_stats(self) -> MoveStats:
+        """Return the bytes that this engine moved between device and host, and its host memory in bytes."""
+        return mover_of(self.world.device).stats(self._account)

@@ -86,4 +86,4 @@ class LossScaler:
         self.num_skipped = int(state["num_skipped"])
         self._good_steps = int(state["good_steps"])
         self._forgiveness = int(state["forgiveness"])
-        self._skips_in_a_row = int(state.get("skips_in_a_row", 0))  # not in older checkpoints
+        self._skips_in_a_row = int(state["skips_in_a_row"])

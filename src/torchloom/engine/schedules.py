@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchloom.config import Config, thawed_map
 from torchloom.config.kinds import RefusedError
 from torchloom.config.scheduler import DEEPSPEED
 from torchloom.errors import ConfigError
@@ -30,6 +31,37 @@ PerGroup = float | Sequence[float]
 """One number, or one for each parameter group."""
 _SECOND_BETA = 0.99
 _MAY_BE_NONE = ("warmup_max_lr", "cycle_second_step_size", "cycle_second_stair_count")
+
+
+def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | None) -> Any:
+    """Return the caller's schedule, one made by the caller's function, or the configured one.
+
+    Args:
+        config: says which schedule to build when the caller brings none.
+        scheduler: a schedule, a function from the optimizer to one, or None.
+        optimizer: whose learning rates follow it; without one the schedule is returned as it is.
+
+    Raises:
+        ConfigError: the schedule follows another optimizer, or does not take the configured arguments.
+    """
+    if optimizer is None:
+        return scheduler
+    if callable(scheduler):
+        return scheduler(optimizer)
+    if scheduler is None:
+        if config.scheduler is None:
+            return None
+        params = thawed_map(config.scheduler.params)
+        return make_scheduler(config.scheduler.name, params, optimizer)
+    followed = getattr(scheduler, "optimizer", None)
+    groups = getattr(followed, "param_groups", None)  # a wrapper shares the list of what it wraps
+    if groups is not None and groups is not optimizer.param_groups:
+        raise ConfigError(
+            f"lr_scheduler={type(scheduler).__name__} follows another optimizer than the engine steps: "
+            "make it of the optimizer that you pass as optimizer=, or pass a function from the optimizer "
+            "to the schedule"
+        )
+    return scheduler
 
 
 def make_scheduler(name: str, params: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:

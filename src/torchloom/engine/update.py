@@ -20,14 +20,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.engine.optim import complete_momentum
 from torchloom.engine.scaling import LossScaler
 from torchloom.errors import NonFiniteError
 from torchloom.events import StepSkipped, emit
 from torchloom.log import get_logger
-from torchloom.loop.non_finite import NonFinite, find_non_finite
-from torchloom.loop.norms import clip_, global_norm, norm_and_sums, scale_
+from torchloom.loop.norms import NonFinite, find_non_finite
 from torchloom.loop.offloads import Offloads
+from torchloom.loop.optimizers import complete_momentum
 from torchloom.loop.owned_params import LocalParams
 from torchloom.runtime import Communicator
 
@@ -58,8 +57,6 @@ class Update:
     `norm_and_sums`."""
     stepped_losses: tuple[Tensor, ...] = field(default=(), init=False)
     """This rank's losses of the last step."""
-    _is_published: bool = field(default=True, init=False)
-    """Whether all ranks have the slices of the last step."""
     stop_reason: str | None = field(default=None, init=False)
     """Why the run should end, once `non_finite: stop` has skipped a step."""
 
@@ -96,7 +93,7 @@ class Update:
                 f"the run was to end at step {step} ({self.stop_reason}): leave the loop when "
                 "engine.should_stop is true, and resume from a checkpoint"
             )
-        self.settle()
+        self.local.settle()
         asked_bytes = self.config.zero.reduce_bucket_bytes
         bucket_bytes = _BUCKET_BYTES if asked_bytes is None else asked_bytes
         with self.local.stepping(reduce=reduce, bucket_bytes=bucket_bytes):
@@ -104,10 +101,10 @@ class Update:
             if found is None:
                 self._clip()
                 complete_momentum(optimizer)
-                self._is_published = False
+                self.local.begin_update()
                 self.offloads.step(optimizer)
         if found is None:
-            self.settle()
+            self.local.settle()
             if lr_scheduler is not None:
                 lr_scheduler.step(**lr_kwargs)
         self.stepped_losses = tuple(self.losses)
@@ -116,13 +113,6 @@ class Update:
             self._refuse(found, step)
         self.scaler.update(found is not None)
         return found is None
-
-    def settle(self) -> None:
-        """Give all ranks the slices of the last step, even if a hook of the optimizer raised in it."""
-        if not self._is_published:
-            self.comm.residents.invalidate()
-            self.local.publish()
-            self._is_published = True
 
     def go_on(self) -> None:
         """Clear `stop_reason` after a load: the step that caused it is undone."""
@@ -135,25 +125,23 @@ class Update:
         self.norm = self.loss_sums = None
         if self.config.gradient_clipping == 0 and not checks:
             return None
-        divided, whole = self.local.gradients()
-        norm, self.loss_sums = norm_and_sums(
-            divided, whole, self.losses, tokens, self.comm, self.local.norm_dtype
-        )
+        gradients = self.local.gradients()
+        norm, self.loss_sums = gradients.norm_and_sums(self.losses, tokens)
         if checks and not math.isfinite(norm.item()):
             found = find_non_finite(*self.local.named_gradients(), self.losses, self.comm)
             if found is not None:
                 return found
-            norm = global_norm(divided, whole, self.comm, torch.float64)
+            norm = gradients.norm(dtype=torch.float64)
         self.norm = norm if self.scaler.scale == 1.0 else norm / self.scaler.scale
         return None
 
     def _clip(self) -> None:
         """Unscale and clip the gradients."""
-        divided, whole = self.local.gradients()
+        gradients = self.local.gradients()
         if self.scaler.scale != 1.0:
-            scale_([*divided, *whole], 1.0 / self.scaler.scale)
+            gradients.scale_(1.0 / self.scaler.scale)
         if self.config.gradient_clipping > 0 and self.norm is not None:
-            clip_([*divided, *whole], self.norm, self.config.gradient_clipping)
+            gradients.clip_(self.norm, self.config.gradient_clipping)
 
     def _refuse(self, found: NonFinite, step: int) -> None:
         """Log that a step is skipped, or raise, by `non_finite`."""

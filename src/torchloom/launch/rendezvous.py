@@ -15,7 +15,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -64,7 +63,6 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
     """
     deadline = time.monotonic() + limit_s
     serial = next(_MEETINGS)
-    _resolve(place, min(_RESOLVE_S, limit_s))
     store = _reach(launch, place, deadline, serial)
     try:
         _claim(store, launch, place)
@@ -114,49 +112,39 @@ def _reach(launch: envs.Launch, place: envs.Meeting, deadline: float, serial: in
         return store
 
 
-def _resolve(place: envs.Meeting, limit_s: float) -> None:
-    """Wait until the address has a meaning."""
-    deadline = time.monotonic() + limit_s
-
-    def resolve() -> bool:
-        socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        return True
-
-    while True:
-        found = _within(max(0.1, deadline - time.monotonic()), resolve)
-        if found is True:
-            return
-        if time.monotonic() >= deadline:
-            reason = getattr(found, "strerror", None) or found or "no answer"
-            raise ConfigError(
-                f"MASTER_ADDR={place.host!r} is no address that this host knows ({reason}): "
-                "set it to the host of rank 0, for ranks of one host to 127.0.0.1"
-            )
-        time.sleep(0.5)
-
-
 def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first: bool) -> Any:
-    is_host = launch.rank == 0 and not place.is_hosted
-    if not is_host:
-        _await_listener(launch, place, deadline)
-    elif is_first:  # later, the port may be held by a store of this very process
+    """Open the store at the address, or reach the one that rank 0 or the launcher has opened."""
+    is_host = _is_host(launch, place)
+    _await_address(launch, place, deadline)
+    if is_host and is_first:  # later, the port may be held by a store of this very process
         _check_port_is_free(place.port)
     limit_s = max(1.0, deadline - time.monotonic())
+    found: list[Any] = []
 
-    def open_store() -> Any:
-        if is_host and is_loopback(place.host):
-            return serve_store(place.port, launch.world_size)
-        return dist.TCPStore(
-            place.host,
-            place.port,
-            launch.world_size,
-            is_master=is_host,
-            timeout=timedelta(seconds=limit_s),
-            wait_for_workers=False,
-            multi_tenant=is_host,
-        )
+    @hushed_store()  # of its own: the thread may outlast the meeting
+    def run() -> None:
+        try:
+            if is_host and is_loopback(place.host):
+                store = serve_store(place.port, launch.world_size)
+            else:
+                store = dist.TCPStore(
+                    place.host,
+                    place.port,
+                    launch.world_size,
+                    is_master=is_host,
+                    timeout=timedelta(seconds=limit_s),
+                    wait_for_workers=False,
+                    multi_tenant=is_host,
+                )
+            found.append(store)
+        except (RuntimeError, ValueError, OSError) as error:
+            found.append(error)
 
-    store = _within(limit_s, open_store)
+    # torch waits without a limit for a program that listens at the port and never answers.
+    thread = threading.Thread(target=run, name="torchloom-rendezvous", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    store = found.pop() if found else None
     if isinstance(store, dist.TCPStore):
         return store
     if isinstance(store, dist.DistNetworkError):
@@ -165,34 +153,17 @@ def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first
     raise _unusable(launch, place, why)
 
 
+def _is_host(launch: envs.Launch, place: envs.Meeting) -> bool:
+    """Say whether this process opens the store."""
+    return launch.rank == 0 and not place.is_hosted
+
+
 def _unusable(launch: envs.Launch, place: envs.Meeting, why: str) -> ConfigError:
-    is_host = launch.rank == 0 and not place.is_hosted
-    reason = "cannot be opened on this host" if is_host else "is not that of rank 0"
+    reason = "cannot be opened on this host" if _is_host(launch, place) else "is not that of rank 0"
     return ConfigError(
         f"the store at {_at(place)} {reason} ({why}): set MASTER_ADDR to the host of rank 0 and "
         "MASTER_PORT to a port that is free there, equal on every rank"
     )
-
-
-def _within(limit_s: float, call: Callable[[], Any]) -> Any:
-    """Return what a call returns or raises; None when it takes longer.
-
-    It runs in a thread: name services have limits of their own, and torch waits without one for a
-    program that listens at the port and never answers.
-    """
-    found: list[Any] = []
-
-    @hushed_store()  # of its own: the thread may outlast the meeting
-    def run() -> None:
-        try:
-            found.append(call())
-        except (RuntimeError, ValueError, OSError) as error:  # UnicodeError is a ValueError
-            found.append(error)
-
-    thread = threading.Thread(target=run, name="torchloom-rendezvous", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return found.pop() if found else None
 
 
 def _check_port_is_free(port: int) -> None:
@@ -208,23 +179,33 @@ def _check_port_is_free(port: int) -> None:
             ) from None
 
 
-def _await_listener(launch: envs.Launch, place: envs.Meeting, deadline: float) -> None:
-    """Wait until something answers at the address."""
+def _await_address(launch: envs.Launch, place: envs.Meeting, deadline: float) -> None:
+    """Wait until the address has a meaning and, where this process does not open the store, something answers."""
     started, told = time.monotonic(), False
     while True:
-        left = deadline - time.monotonic()
+        waited_s, left_s = time.monotonic() - started, deadline - time.monotonic()
         try:
-            socket.create_connection((place.host, place.port), max(0.1, min(5.0, left))).close()
+            if _is_host(launch, place):
+                socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+            else:
+                address = (place.host, place.port)
+                socket.create_connection(address, max(0.1, min(5.0, left_s))).close()
             return
+        except (socket.gaierror, UnicodeError) as error:
+            if waited_s >= _RESOLVE_S or left_s <= 0:
+                raise ConfigError(
+                    f"MASTER_ADDR={place.host!r} is no address that this host knows ({error}): "
+                    "set it to the host of rank 0, for ranks of one host to 127.0.0.1"
+                ) from None
         except OSError as error:
-            if left <= 0:
+            if left_s <= 0:
                 whose = "the launcher" if place.is_hosted else "rank 0"
                 raise PeerLostError(
                     f"rank {launch.rank} of {launch.world_size} could not reach {whose} at "
-                    f"{_at(place)} within {time.monotonic() - started:.0f} s ({error}): look at "
+                    f"{_at(place)} within {waited_s:.0f} s ({error}): look at "
                     "its output for an error, and check MASTER_ADDR and MASTER_PORT"
                 ) from None
-        if not told and time.monotonic() - started > _QUIET_S:
+        if not told and waited_s > _QUIET_S:
             told = True
             logger.warning("rank %d still tries to reach rank 0 at %s", launch.rank, _at(place))
         time.sleep(0.1)
@@ -234,8 +215,13 @@ def _claim(store: Any, launch: envs.Launch, place: envs.Meeting) -> None:
     """Say that this rank is here, and that no other process is."""
     if launch.rank == 0:
         store.set("world_size", str(launch.world_size))
-    else:
-        _check_world_size(store, launch, place)
+    elif store.check(["world_size"]):  # else rank 0 is among those that did not come
+        held = store.get("world_size").decode()
+        if held != str(launch.world_size):
+            raise ConfigError(
+                f"rank {launch.rank} was told that there are {launch.world_size} ranks, rank 0 that "
+                f"there are {held}: set WORLD_SIZE to the same number on every rank"
+            )
     own = f"process {os.getpid()} on {socket.gethostname()}"
     held = store.compare_set(f"is/{launch.rank}", "", own).decode()
     if held != own:
@@ -244,17 +230,6 @@ def _claim(store: Any, launch: envs.Launch, place: envs.Meeting) -> None:
             "give each process a RANK of its own, and each run a MASTER_PORT of its own"
         )
     store.set(str(launch.rank), "here")
-
-
-def _check_world_size(store: Any, launch: envs.Launch, place: envs.Meeting) -> None:
-    if not store.check(["world_size"]):
-        return  # rank 0 is among those that did not come
-    held = store.get("world_size").decode()
-    if held != str(launch.world_size):
-        raise ConfigError(
-            f"rank {launch.rank} was told that there are {launch.world_size} ranks, rank 0 that "
-            f"there are {held}: set WORLD_SIZE to the same number on every rank"
-        )
 
 
 def _await_all(

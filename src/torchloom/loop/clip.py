@@ -1,4 +1,4 @@
-"""Clip gradients of sharded models in a loop without an engine, by our function and by torch's.
+"""Clip gradients of sharded models in a loop of one's own, by our function and by torch's.
 
 A gradient of a shard has a shard's norm. `torch.nn.utils.clip_grad_norm_` would take it for the norm of the
 whole, so each rank would scale by a factor of its own. Frameworks and trainers call that function, and
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 from torchloom._torch.norms import TotalNorm, replace_total_norm
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import NonFiniteError, ShardError
-from torchloom.loop.non_finite import find_non_finite
-from torchloom.loop.norms import clip_, global_norm
+from torchloom.loop.norms import Gradients, find_non_finite
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, layout_of, owners_of, sharded_models
 from torchloom.shard.shards import clear_padding_
@@ -26,19 +24,12 @@ from torchloom.shard.shards import clear_padding_
 _LAST_NORMS: dict[str, Tensor] = {}
 """The last norm that was computed over gradients of a model, by its communicator; steps take it away."""
 
+_ByHandle = dict[str, Gradients]
+
 
 def take_norm(handle: str) -> Tensor | None:
     """Return the norm that was computed since the last call, None if none was."""
     return _LAST_NORMS.pop(handle, None)
-
-
-@dataclass
-class _Gradients:
-    """Gradients that one communicator reduces."""
-
-    norm_dtype: torch.dtype
-    sharded: list[Tensor] = field(default_factory=list)
-    whole: list[Tensor] = field(default_factory=list)
 
 
 def clip_grad_norm_(
@@ -72,20 +63,19 @@ def clip_grad_norm_(
     models = [model] if isinstance(model, nn.Module) else list(model)
     if not models:
         raise ShardError("clip_grad_norm_ was given no model: pass those that shard_model sharded")
-    by_handle: dict[str, _Gradients] = {}
-    grads: list[Tensor] = []
+    by_handle: _ByHandle = {}
     for each in models:
-        layout, params = layout_of(each), owners_of(each)
-        found = by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype))
-        for name, param in params.items():
+        layout = layout_of(each)
+        _of(by_handle, layout)  # also without a gradient: the other ranks may have some
+        for name, param in owners_of(each).items():
             if param.grad is not None:
-                _add(found, param.grad, layout, name)
-                grads.append(param.grad)
+                _add(by_handle, param.grad, layout, name)
     norm = _norm(by_handle, norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(norm)):
         _raise_first_non_finite(models)
         norm = _norm(by_handle, norm_type, torch.float64)
-    clip_(grads, norm, max_norm)
+    for gradients in by_handle.values():
+        gradients.clip_(norm, max_norm)
     return norm
 
 
@@ -107,7 +97,7 @@ def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
     ) -> Tensor:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         by_handle, others = _sorted(given)
-        if not any(found.sharded for found in by_handle.values()):
+        if not any(found.divided for found in by_handle.values()):
             whole = original(given, norm_type, error_if_nonfinite, foreach)
             if float(norm_type) == 2.0 and not others:
                 _LAST_NORMS.update(dict.fromkeys(by_handle, whole))
@@ -127,43 +117,40 @@ def _norm_over_ranks(original: TotalNorm) -> TotalNorm:
     return total_norm
 
 
-def _sorted(given: Sequence[Tensor]) -> tuple[dict[str, _Gradients], list[Tensor]]:
+def _sorted(given: Sequence[Tensor]) -> tuple[_ByHandle, list[Tensor]]:
     """Sort tensors by the communicator of the parameter whose gradient they are; return others beside."""
     missing = {id(tensor): tensor for tensor in given}
-    by_handle: dict[str, _Gradients] = {}
+    by_handle: _ByHandle = {}
     for model in sharded_models():
         layout, params = layout_of(model), dict(model.named_parameters())
         for spec in layout:
             param = params.get(spec.name)  # other models may have changed since
             grad = None if param is None else param.grad
             if grad is not None and missing.pop(id(grad), None) is not None:
-                gradients = by_handle.setdefault(layout.handle, _Gradients(layout.norm_dtype))
-                _add(gradients, grad, layout, spec.name)
+                _add(by_handle, grad, layout, spec.name)
     return by_handle, list(missing.values())
 
 
-def _add(found: _Gradients, grad: Tensor, layout: Layout, name: str) -> None:
-    spec = layout[name]
+def _of(by_handle: _ByHandle, layout: Layout) -> Gradients:
+    empty = Gradients(lookup(layout.handle), layout.norm_dtype)
+    return by_handle.setdefault(layout.handle, empty)
+
+
+def _add(by_handle: _ByHandle, grad: Tensor, layout: Layout, name: str) -> None:
+    spec, found = layout[name], _of(by_handle, layout)
     if spec.mode == "sharded":
         clear_padding_(grad, spec.numel, layout.rank)
-        found.sharded.append(grad)
-    else:
-        found.whole.append(grad)
+    (found.divided if spec.mode == "sharded" else found.whole).append(grad)
 
 
-def _norm(
-    by_handle: dict[str, _Gradients], norm_type: float, dtype: torch.dtype | None = None
-) -> Tensor:
+def _norm(by_handle: _ByHandle, norm_type: float, dtype: torch.dtype | None = None) -> Tensor:
     order = float(norm_type)
     if not order > 0:
         raise ShardError(
             f"a norm of type {norm_type} over gradients of sharded parameters is not supported: clip by a positive "
             "one, such as norm_type=2.0 or float('inf')"
         )
-    norms = [
-        global_norm(found.sharded, found.whole, lookup(handle), dtype or found.norm_dtype, order)
-        for handle, found in by_handle.items()
-    ]
+    norms = [found.norm(order, dtype) for found in by_handle.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), order)
     if order == 2.0:
         _LAST_NORMS.update(dict.fromkeys(by_handle, norm))

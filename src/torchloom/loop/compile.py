@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,18 @@ from torchloom.config.source import read
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
 from torchloom.loop.facts import config_facts
-from torchloom.loop.notices import log_notes, warn_of_monitors
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
-from torchloom.loop.own_steps import OwnSteps
-from torchloom.loop.sliced_models import as_slices
+from torchloom.loop.shard_model import log_notes, warn_of_monitors
+from torchloom.loop.slices import as_slices
+from torchloom.loop.step_log import OwnSteps
 from torchloom.loop.trackers import LogMetrics, tracker_of
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.pipeline.device import device_bytes
-from torchloom.runtime import lookup, use_shared_memory
+from torchloom.runtime import Communicator, lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states
-from torchloom.step import CompileCall, Driver, build_step, describe_step
+from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
 from torchloom.step.interfaces import STATES
 
 logger = get_logger(__name__)
@@ -102,26 +102,11 @@ def compile_model(
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
     agreement.check_facts(
         "the config of torchloom.compile",
-        {**config_facts(settings), "optimizer": _kind_of(optimizer)},
+        {**config_facts(settings), "optimizer": optimizer and type(optimizer).__qualname__},
     )
     if settings.compile.symmetric_memory:
         use_shared_memory(comm)
     device = next(model.parameters(), torch.empty(0)).device
-    description = describe_step(
-        settings,
-        CompileCall(
-            backend=backend,
-            compile_kwargs=compile_kwargs,
-            passes=passes,
-            schedule=schedule,
-            name="torchloom.compile",
-        ),
-        model,
-        comm,
-        device,
-        total_bytes=agreement.least("the device's memory", device_bytes(device)),
-    )
-    _refuse_streaming(each.name for each in description.timetable.all_passes)
     # The loop's own optimizer steps shards wherever they are: nothing is streamed for it.
     host = Offloads(settings, model, layout, None, device)
     steps = OwnSteps(
@@ -142,11 +127,49 @@ def compile_model(
         may_keep=optimizer is not None,
         name="torchloom.compile",
     )
-    compiled = build_step(description, model, comm, driver)
+    call = CompileCall(
+        backend=backend,
+        compile_kwargs=compile_kwargs,
+        passes=passes,
+        schedule=schedule,
+        name="torchloom.compile",
+    )
+    compiled = compile_step(settings, call, model, comm, device, driver, may_stream=False)
     after_steps_of(model, optimizer, functools.partial(steps.ended, compiled), "step")
     if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
         whole_states(optimizer)
     return compiled.session
+
+
+def compile_step(
+    config: Config,
+    call: CompileCall,
+    model: nn.Module,
+    comm: Communicator,
+    device: torch.device,
+    driver: Driver,
+    *,
+    may_stream: bool = True,
+) -> CompiledStep:
+    """Describe and build the compiled step of an engine or a loop. All ranks must call.
+
+    Args:
+        config: the run's settings.
+        call: the arguments of the user's call.
+        model: sharded; compiled in place.
+        comm: of its ranks.
+        device: where it computes.
+        driver: steps it.
+        may_stream: whether its optimizer's states may stream from the host.
+    """
+    total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
+    description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
+    if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):
+        raise ConfigError(
+            f"pass {STATES!r} streams optimizer states through engine.step(), which a loop of one's "
+            "own does not call: remove it, or train with torchloom.initialize"
+        )
+    return build_step(description, model, comm, driver)
 
 
 def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:
@@ -157,10 +180,6 @@ def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:
                 f"{name!r} is a key of the config, no argument of torch.compile: write "
                 f"torchloom.compile(model, config={{{name!r}: {value!r}}})"
             )
-
-
-def _kind_of(optimizer: Optimizer | None) -> str | None:
-    return None if optimizer is None else type(optimizer).__qualname__
 
 
 def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Config:
@@ -226,12 +245,4 @@ def _check(settings: Config, model: nn.Module, optimizer: Optimizer | None) -> N
         raise ConfigError(
             "compile.plan may keep weights gathered until the optimizer steps: pass optimizer= to "
             "torchloom.compile"
-        )
-
-
-def _refuse_streaming(names: Iterable[str]) -> None:
-    if STATES in names:
-        raise ConfigError(
-            f"pass {STATES!r} streams optimizer states through engine.step(), which a loop of one's "
-            "own does not call: remove it, or train with torchloom.initialize"
         )

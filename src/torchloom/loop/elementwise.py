@@ -21,8 +21,7 @@ import math
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,25 +50,35 @@ _ELEMENTWISE_OF_OTHERS = {
 _NUM_SHARDS = 2
 _GRADIENT_SCALES = (1.0, 30.0, 0.03, 1.0, 1.0, 300.0, 1.0, 0.1)
 """One trial step each: enough for a lookahead of five, and for limits on a gradient's norm."""
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Share of the largest change of a weight; rounding is 1e-10 and 1e-5 of it, what else was tried
+_TOLERANCE = 1e-3
+"""Share of the largest change of a weight; rounding is 1e-5 of it, what else was tried
 (LAMB, Adafactor, Muon, clipping inside the optimizer) is 1e-2 and more."""
 _FEW, _MANY = 60, 16384
 """Elements of a stand-in. The largest parameter of each number of dims has many: some optimizers factor or quantize
 only where dims are at least 128, or elements 4096 and a multiple of 256."""
 
 
-@dataclass(frozen=True)
-class ElementwiseTrial:
-    """A parameter of an optimizer that a small one replaces in the trial."""
+class _StandIn(NamedTuple):
+    """A small parameter that takes the place of one of the optimizer's in the trial."""
 
     leaf: nn.Parameter
     """What the optimizer holds: a shard or a whole parameter."""
-    shape: tuple[int, ...]
-    """Of the whole parameter."""
+    shape: list[int]
+    """Of the small one, whole."""
     is_divided: bool
-    num_elements: int
-    """Of the small one, about."""
+
+    def values(self) -> Tensor:
+        """Make values with rows of different sizes."""
+        values = torch.randn(self.shape)
+        if self.shape:
+            values = values * torch.randn([self.shape[0], *[1] * (len(self.shape) - 1)]).exp()
+        return values.to(self.leaf.device)
+
+    def part(self, value: Tensor, rank: int | None) -> Tensor:
+        """Return a copy of what a rank of the trial holds; None holds the whole."""
+        if rank is None or not self.is_divided:
+            return value.clone()
+        return cut(value, rank, shard_numel_of(value.numel(), _NUM_SHARDS))
 
 
 def needs_closure(optimizer: Any) -> bool:
@@ -105,11 +114,11 @@ def check_elementwise(optimizer: Any, specs: dict[int, ParamSpec], stage: int) -
     shapes = [specs[id(e)].shape if id(e) in specs else tuple(e.shape) for e in leaves]
     by_size = sorted(range(len(leaves)), key=lambda index: math.prod(shapes[index]))
     large = {len(shapes[index]): index for index in by_size}.values()
-    trials = [
-        ElementwiseTrial(leaf, shape, id(leaf) in specs, _MANY if index in large else _FEW)
+    stand_ins = [
+        _StandIn(leaf, _small(shape, _MANY if index in large else _FEW), id(leaf) in specs)
         for index, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True))
     ]
-    reason = _why_not(optimizer, trials)
+    reason = _why_not(optimizer, stand_ins)
     if reason is not None:
         raise EngineError(
             f"{type(optimizer).__name__} cannot step shards of parameters (the first is "
@@ -161,128 +170,103 @@ def check_once(optimizer: optim.Optimizer) -> None:
     _CHECKED[optimizer] = num_params
 
 
-def _why_not(optimizer: Any, trials: Sequence[ElementwiseTrial]) -> str | None:
+def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
     """Return why the optimizer may not step shards; None if it may."""
     if needs_closure(optimizer):
         return "its step needs a closure, whose loss differs between ranks"
-    reason = _try(optimizer, trials, torch.float64)
-    if reason is not None and reason.startswith(_FAILED):
-        reason = _try(optimizer, trials, torch.float32)  # some kernels know no float64
-    return reason
-
-
-_FAILED = "a trial step of it failed"
-
-
-def _try(optimizer: Any, trials: Sequence[ElementwiseTrial], dtype: torch.dtype) -> str | None:
-    devices = [trials[0].leaf.device] if trials[0].leaf.is_cuda else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    device = stand_ins[0].leaf.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(0)
-        starts = [_values(trial, dtype) for trial in trials]
+        starts = [each.values() for each in stand_ins]
         gradients = [
-            [_values(trial, dtype) * scale * torch.randn((), dtype=dtype).exp() for trial in trials]
+            [each.values() * scale * torch.randn(()).exp() for each in stand_ins]
             for scale in _GRADIENT_SCALES
         ]
         # As under a norm, whose rows some optimizers recognise by this alone (AdamP, SGDP).
         gradients[0] = [_across_rows(*pair) for pair in zip(gradients[0], starts, strict=True)]
         try:
             whole, *shards = (
-                _stepped(optimizer, trials, starts, gradients, rank)
+                _stepped(optimizer, stand_ins, starts, gradients, rank)
                 for rank in (None, *range(_NUM_SHARDS))
             )
         except Exception as error:  # noqa: BLE001  code of others, tried on purpose
             first_line = str(error).strip().partition("\n")[0]
-            return f"{_FAILED} ({type(error).__name__}: {first_line})"
+            return f"a trial step of it failed ({type(error).__name__}: {first_line})"
+    return _judged(stand_ins, starts, whole, shards)
+
+
+def _judged(
+    stand_ins: Sequence[_StandIn],
+    starts: Sequence[Tensor],
+    whole: _Stepped,
+    shards: Sequence[_Stepped],
+) -> str | None:
+    """Return what differs between a step over whole values and one over shards."""
     odd_state = next((each.odd_state for each in (whole, *shards) if each.odd_state), None)
     if odd_state is not None:
         return f"it keeps {odd_state}, which is not one value for each element"
-    for each in shards:
-        if not _are_equal(whole.numbers, each.numbers, _TOLERANCE[dtype]):
-            return (
-                "it keeps a number that it computes over many elements, as Prodigy's step size is"
-            )
-    weights = [each.weights for each in shards]
-    return _compare(trials, starts, whole.weights, weights, _TOLERANCE[dtype])
-
-
-def _are_equal(numbers: list[float], others: list[float], tolerance: float) -> bool:
-    pair = torch.tensor(numbers, dtype=torch.float64), torch.tensor(others, dtype=torch.float64)
-    same_length = len(numbers) == len(others)
-    return same_length and torch.allclose(*pair, rtol=tolerance, atol=0, equal_nan=True)
-
-
-def _compare(
-    trials: Sequence[ElementwiseTrial],
-    starts: Sequence[Tensor],
-    whole: Sequence[Tensor],
-    shards: Sequence[Sequence[Tensor]],
-    tolerance: float,
-) -> str | None:
+    if not all(_are_equal(whole.numbers, each.numbers) for each in shards):
+        return "it keeps a number that it computes over many elements, as Prodigy's step size is"
     moved = False
-    for index, trial in enumerate(trials):
-        if not starts[index].numel():
-            continue  # a parameter without elements
-        change = (whole[index] - starts[index]).abs().max()
+    for index, (each, weight) in enumerate(zip(stand_ins, whole.weights, strict=True)):
+        if not weight.numel():
+            continue
+        change = (weight - starts[index]).abs().max()
         moved = moved or bool(change > 0)
-        parts = [each[index] for each in shards]
-        shape = starts[index].shape
-        for found in [join(torch.cat(parts), shape)] if trial.is_divided else parts:
-            apart = (found - whole[index]).abs().max()
-            if not bool(apart <= tolerance * change):
+        parts = [shard.weights[index] for shard in shards]
+        for found in [join(torch.cat(parts), weight.shape)] if each.is_divided else parts:
+            if not bool((found - weight).abs().max() <= _TOLERANCE * change):
                 return (
                     "what it does to an element depends on the parameter's shape or other elements"
                 )
     return None if moved else "a trial step of it changed nothing, so that it cannot be judged"
 
 
-@dataclass(frozen=True)
-class _Stepped:
+def _are_equal(numbers: Tensor, others: Tensor) -> bool:
+    is_alike = numbers.shape == others.shape
+    return is_alike and torch.allclose(numbers, others, rtol=_TOLERANCE, atol=0, equal_nan=True)
+
+
+class _Stepped(NamedTuple):
     """A twin after its trial steps."""
 
     weights: list[Tensor]
-    numbers: list[float]
+    numbers: Tensor
     """All that it keeps, in groups, in states and elsewhere."""
     odd_state: str | None
 
 
 def _stepped(
     optimizer: Any,
-    trials: Sequence[ElementwiseTrial],
+    stand_ins: Sequence[_StandIn],
     starts: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
     rank: int | None,
 ) -> _Stepped:
     """Step a twin over whole values or one rank's shards."""
-
-    def part(value: Tensor, trial: ElementwiseTrial) -> Tensor:
-        if rank is None or not trial.is_divided:
-            return value.clone()
-        return cut(value, rank, shard_numel_of(value.numel(), _NUM_SHARDS))
-
-    stand_ins = [
-        nn.Parameter(part(value, trial)) for value, trial in zip(starts, trials, strict=True)
+    params = [
+        nn.Parameter(each.part(value, rank)) for each, value in zip(stand_ins, starts, strict=True)
     ]
     torch.manual_seed(1)
-    twin = _twin(optimizer, trials, stand_ins)
+    twin = _twin(optimizer, dict(zip((id(each.leaf) for each in stand_ins), params, strict=True)))
     for step in gradients:
-        for stand_in, value, trial in zip(stand_ins, step, trials, strict=True):
-            stand_in.grad = part(value, trial)
+        for each, param, value in zip(stand_ins, params, step, strict=True):
+            param.grad = each.part(value, rank)
         type(optimizer).step(twin)
     numbers = [
         float(found)
-        for found in _found_in(vars(twin), set(map(id, stand_ins)))
+        for found in _found_in(vars(twin), set(map(id, params)))
         if not isinstance(found, Tensor) or found.numel() == 1
     ]
-    return _Stepped([each.detach() for each in stand_ins], numbers, _odd_state(twin, stand_ins))
+    return _Stepped(
+        [param.detach() for param in params],
+        torch.tensor(numbers, dtype=torch.float64),
+        _odd_state(twin, params),
+    )
 
 
-def _twin(
-    optimizer: Any, trials: Sequence[ElementwiseTrial], stand_ins: Sequence[nn.Parameter]
-) -> Any:
-    """Copy an optimizer with all that it refers to, over other parameters and without states."""
-    memo: dict[int, Any] = {
-        id(trial.leaf): stand_in for trial, stand_in in zip(trials, stand_ins, strict=True)
-    }
+def _twin(optimizer: Any, memo: dict[int, Any]) -> Any:
+    """Copy an optimizer with all that it refers to and without states; `memo` holds other parameters."""
     memo[id(optimizer.state)] = defaultdict(dict)
     kind: Any = type(optimizer)
     twin = kind.__new__(kind)
@@ -295,15 +279,15 @@ def _twin(
     return twin
 
 
-def _odd_state(twin: Any, stand_ins: Sequence[nn.Parameter]) -> str | None:
+def _odd_state(twin: Any, params: Sequence[nn.Parameter]) -> str | None:
     """Describe a state that is neither one number nor one value for each element, such as a quantized one."""
-    for stand_in in stand_ins:
-        for value in _found_in(twin.state.get(stand_in, {}), set()):
+    for param in params:
+        for value in _found_in(twin.state.get(param, {}), set()):
             if not isinstance(value, Tensor):
                 continue
             if type(value) not in (Tensor, nn.Parameter):
                 return f"a state of class {type(value).__name__}"
-            if value.numel() not in (1, stand_in.numel()):
+            if value.numel() not in (1, param.numel()):
                 return f"a state of shape {tuple(value.shape)}"
     return None
 
@@ -334,17 +318,12 @@ def _across_rows(gradient: Tensor, weight: Tensor) -> Tensor:
     return (rows - share * along).view_as(gradient)
 
 
-def _values(trial: ElementwiseTrial, dtype: torch.dtype) -> Tensor:
-    """Make values of a small shape like the parameter's, with rows of different sizes."""
-    limit = max(2, round(trial.num_elements ** (1 / max(1, len(trial.shape)))))
+def _small(shape: tuple[int, ...], num_elements: int) -> list[int]:
+    """Return a shape like the parameter's of about so many elements."""
+    limit = max(2, round(num_elements ** (1 / max(1, len(shape)))))
     grain = 16 if limit >= 16 else 1
-    sizes = (limit // grain * grain + grain * place for place in range(len(trial.shape)))
-    shape = [min(pair) for pair in zip(trial.shape, sizes, strict=True)]
-    shape = [
-        3 if size == 2 else size for size in shape
+    sizes = (limit // grain * grain + grain * place for place in range(len(shape)))
+    small = [min(pair) for pair in zip(shape, sizes, strict=True)]
+    return [
+        3 if size == 2 else size for size in small
     ]  # a shard of one element looks like a number
-    values = torch.randn(shape, dtype=dtype)
-    if values.dim():
-        rows = torch.randn([shape[0], *[1] * (len(shape) - 1)], dtype=dtype)
-        values = values * rows.exp()
-    return values.to(trial.leaf.device)

@@ -20,12 +20,11 @@ from torch.optim import Optimizer
 
 from torchloom.config import Config
 from torchloom.errors import ConfigError
-from torchloom.loop.stream import StateStream
+from torchloom.loop.stream import StateStream, to_host
 from torchloom.pipeline.options import offloadable_params
 from torchloom.pipeline.presets import ALIASES
-from torchloom.runtime import mover_of
-from torchloom.shard import Layout
-from torchloom.step.host_shards import place_shards
+from torchloom.runtime import Mover, mover_of
+from torchloom.shard import Layout, owners_of
 from torchloom.step.interfaces import SHARDS, STATES
 
 
@@ -158,3 +157,22 @@ class Offloads:
 def _value(choice: Any) -> Any:
     """Return the value of a choice, which may be a member of one of DeepSpeed's enums."""
     return getattr(choice, "value", choice)
+
+
+def place_shards(model: nn.Module, layout: Layout, mover: Mover, waiting: Collection[str]) -> None:
+    """Let these parameters' shards, and no others, wait on the host.
+
+    Args:
+        model: sharded.
+        layout: how it is sharded.
+        mover: copies between device and host.
+        waiting: names of parameters.
+    """
+    params, chosen = owners_of(model), set(waiting)
+    for name in offloadable_params(layout):
+        data = params[name].data
+        is_on_host = mover.arena.owns(data)
+        if name in chosen and not is_on_host:
+            params[name].data = to_host(mover, data)
+        elif name not in chosen and is_on_host:
+            params[name].data = mover.fetch(data)

@@ -1,19 +1,22 @@
-"""Counting the steps of optimizers, so that ranks can compare them, and letting their states be whole.
+"""Follow the steps of optimizers over torchloom's parameters by torch's public hooks.
 
-A rank that skips a step communicates like the others but trains to other weights. torch's public hooks
-count the steps of every torch optimizer over torchloom's parameters, and of no other optimizer. In loops
-without an engine this count is also the number of the run's step.
+A rank that skips a step communicates like the others but trains to other weights; one whose schedule reads a value of
+its own (ReduceLROnPlateau on its own loss) steps its shards at another rate. So steps are counted, and the numbers
+that they were taken with are noted, for ranks to compare. In loops without an engine the count is also the number of
+the run's step, and a step makes slices of parameters, moves the schedule of passes, and shares buffers.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -24,9 +27,8 @@ from torchloom.checkpoints.trained import buffers_of
 from torchloom.errors import EngineError
 from torchloom.loop.elementwise import check_once
 from torchloom.loop.owned_params import check_steps_alone
-from torchloom.loop.rates import note_rates
-from torchloom.loop.sliced_models import begin_step, call_closure_first, end_step
-from torchloom.position import POSITION
+from torchloom.loop.slices import begin_step, call_closure_first, end_step
+from torchloom.position import POSITION, Rates
 from torchloom.runtime import Communicator, tell_step
 from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
 from torchloom.shard.parameter import be_plain_in_steps
@@ -39,26 +41,22 @@ _OF_ENGINES: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueD
 
 def count_steps_of(params: Iterable[nn.Parameter], *, has_engine: bool = False) -> None:
     """Let steps of optimizers over these parameters count as steps of this process."""
-    if not _IS_HOOKED:
-        _IS_HOOKED.append(True)
-        register_optimizer_step_pre_hook(_before_step)
-        register_optimizer_step_post_hook(_after_step)
-        be_plain_in_steps()
+    _hook_all_optimizers()
     found = {id(param): param for param in params}
     _STEPPED.update(found)
     if has_engine:
         _OF_ENGINES.update(found)
 
 
-@dataclass(frozen=True)
-class _Listener:
-    """Who is told of steps over one model's parameters."""
-
-    params: frozenset[int]
-    """By id: steps over any of them count."""
-    tell: Callable[[], None]
+@functools.cache
+def _hook_all_optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+    be_plain_in_steps()
 
 
+_Listener = tuple[frozenset[int], Callable[[], None]]
+"""Parameters by id, of which each counts; and what is called after a step over any of them."""
 _LISTENERS: weakref.WeakKeyDictionary[nn.Module, dict[str, _Listener]] = weakref.WeakKeyDictionary()
 
 
@@ -75,7 +73,7 @@ def after_steps_of(
         what: names the kind of call; one of each is made.
     """
     counted = model.parameters() if optimizer is None else _stepped_by(optimizer)[:1]
-    _LISTENERS.setdefault(model, {})[what] = _Listener(frozenset(map(id, counted)), tell)
+    _LISTENERS.setdefault(model, {})[what] = (frozenset(map(id, counted)), tell)
 
 
 def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:
@@ -150,9 +148,9 @@ def _first_counted(optimizer: Optimizer) -> nn.Parameter | None:
 
 def _tell_listeners(optimizer: Optimizer) -> None:
     stepped = set(map(id, _stepped_by(optimizer)))
-    for each in [each for of_model in list(_LISTENERS.values()) for each in of_model.values()]:
-        if not each.params.isdisjoint(stepped):
-            each.tell()
+    for params, tell in [each for found in list(_LISTENERS.values()) for each in found.values()]:
+        if not params.isdisjoint(stepped):
+            tell()
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -180,4 +178,50 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     _tell_listeners(optimizer)
 
 
-_IS_HOOKED: list[bool] = []
+_SHOWN = 3
+
+
+def note_rates(optimizer: Optimizer) -> None:
+    """Add the optimizer's rates and other numbers to the position that ranks compare.
+
+    Numbers are compared in single precision: a schedule that ranks on different hosts compute with
+    different libraries may differ in the last bit.
+    """
+    known = getattr(optimizer, "defaults", {})  # not every one is of torch's class
+    groups = [
+        {
+            key: list(_numbers(value))
+            for key, value in group.items()
+            if key != "params" and (key in known or not known)  # others a program keeps for itself
+        }
+        for group in optimizer.param_groups
+    ]
+    key = zlib.crc32(array("f", (n for group in groups for each in group.values() for n in each)))
+    if key != POSITION.rates.key:
+        POSITION.rates = Rates(key, functools.partial(_words, type(optimizer).__name__, groups))
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, (bool, int, float)):
+        yield float(value)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        yield float(value.detach())
+
+
+def _words(kind: str, groups: Sequence[dict[str, list[float]]]) -> str:
+    """Return the numbers of each group."""
+    texts = (
+        ", ".join(f"{key}={_short(numbers)}" for key, numbers in group.items() if numbers)
+        for group in groups
+    )
+    told = list(dict.fromkeys(texts))
+    more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    return f"{kind}: {'; '.join(told[:_SHOWN])}{more}"
+
+
+def _short(numbers: list[float]) -> str:
+    told = [f"{number:.7g}" for number in numbers]
+    return told[0] if len(told) == 1 else f"({', '.join(told)})"

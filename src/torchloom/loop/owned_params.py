@@ -11,6 +11,7 @@ assign `.data` or look up a state, model and optimizer both see it.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError, ShardError
+from torchloom.loop.norms import Gradients
 from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward
@@ -49,7 +51,6 @@ class LocalParams:
 
     def __init__(self, model: nn.Module, layout: Layout, comm: Communicator) -> None:
         self._layout, self._comm = layout, comm
-        self.norm_dtype = layout.norm_dtype
         params = owners_of(model)
         self._leaves = [
             Leaf(spec, params[spec.name], _shard_shape(spec, layout, params[spec.name]))
@@ -58,9 +59,7 @@ class LocalParams:
         ]
         self._frozen = [(spec.name, params[spec.name]) for spec in layout if not spec.requires_grad]
         sliced = {e.spec.name: e.param for e in self._leaves if e.spec.is_sliced}
-        self._slices = Slices(sliced, layout)
-        self._averages: dict[str, Tensor] = {}
-        """Averaged gradients of slices that are not stepped yet."""
+        self._slices = Slices(sliced, layout, comm)
         self.is_stepping = False
         """Whether parameters hold what the optimizer steps now."""
         self._averages_in_backward = False
@@ -121,7 +120,7 @@ class LocalParams:
     def stepping(self, *, reduce: bool, bucket_bytes: int) -> Iterator[None]:
         """Let each parameter hold what is stepped, and the gradient for it, inside a `with` block.
 
-        Drops gradients at the end. Call `publish` afterwards, to give all ranks the stepped slices.
+        Drops gradients at the end. Call `settle` afterwards, to give all ranks the stepped slices.
 
         Args:
             reduce: gradients have accumulated locally and are averaged now; otherwise the backward
@@ -132,22 +131,27 @@ class LocalParams:
             ShardError: a sliced parameter has another shape, or shares memory with another one.
         """
         self._slices.prepare()
-        self._collect(reduce=reduce, bucket_bytes=bucket_bytes)
+        own = self._collect(reduce=reduce, bucket_bytes=bucket_bytes)
         try:
-            with self._slices.taken():
-                for each in self._leaves:
-                    mean = self._averages.pop(each.spec.name, None)
-                    if mean is not None:
-                        each.param.grad = mean
-                    if each.is_divided and each.param.grad is not None:
-                        # Users' hooks (e.g. noise) may have written into the padding.
-                        clear_padding_(each.param.grad, each.spec.numel, self._layout.rank)
-                self.is_stepping = True
-                yield
+            self._slices.take(own)
+            for each in self._leaves:
+                if each.is_divided and each.param.grad is not None:
+                    # Users' hooks (e.g. noise) may have written into the padding.
+                    clear_padding_(each.param.grad, each.spec.numel, self._layout.rank)
+            self.is_stepping = True
+            yield
         finally:
             self.is_stepping = False
-            self._averages.clear()
+            self._slices.leave()
             self.zero_grad()
+
+    def begin_update(self) -> None:
+        """Note that the optimizer is about to write into what it steps; `settle` gives it to all ranks."""
+        self._slices.is_published = False
+
+    def settle(self) -> None:
+        """Give all ranks what the last step has written, even if a hook of the optimizer raised in it."""
+        self._slices.settle()
 
     @property
     def waits_for_step(self) -> bool:
@@ -159,17 +163,16 @@ class LocalParams:
             if each.spec.is_sliced or (is_local and each.spec.mode == "whole")
         )
 
-    def _collect(self, *, reduce: bool, bucket_bytes: int) -> None:
-        """Average gradients; those of slices wait in `_averages` until there is a slice to step."""
-        self._averages.clear()
+    def _collect(self, *, reduce: bool, bucket_bytes: int) -> dict[str, Tensor]:
+        """Average gradients; return those of slices, by name."""
         present = self._agree_on_used() if reduce else self._with_gradient()
         if reduce and self._layout.num_ranks > 1:
-            self._average(present, bucket_bytes)
-        for each in present:
-            if each.spec.is_sliced and each.param.grad is not None:
-                own = slice_of(_gradient(each), each.shard_shape[0], self._layout.rank)
-                self._averages[each.spec.name] = own
-                each.param.grad = None
+            return self._average(present, bucket_bytes)
+        return {
+            each.spec.name: slice_of(_gradient(each), each.shard_shape[0], self._layout.rank)
+            for each in present
+            if each.spec.is_sliced
+        }
 
     def _with_gradient(self) -> list[Leaf]:
         return [each for each in self._leaves if each.param.grad is not None]
@@ -193,16 +196,17 @@ class LocalParams:
                 each.param.grad = torch.zeros_like(each.param)
         return chosen
 
-    def _average(self, leaves: list[Leaf], bucket_bytes: int) -> None:
+    def _average(self, leaves: list[Leaf], bucket_bytes: int) -> dict[str, Tensor]:
         """Average in buckets: pack the next bucket while the previous one is sent."""
-        previous: tuple[list[Leaf], list[Tensor]] | None = None
+        own: dict[str, Tensor] = {}
+        started: deque[tuple[list[Leaf], list[Tensor]]] = deque()
         for bucket in _buckets(leaves, bucket_bytes):
-            started = (bucket, self._begin(bucket))
-            if previous is not None:
-                self._finish(*previous)
-            previous = started
-        if previous is not None:
-            self._finish(*previous)
+            started.append((bucket, self._begin(bucket)))
+            if len(started) > 1:
+                self._finish(*started.popleft(), own)
+        for each in started:
+            self._finish(*each, own)
+        return own
 
     def _begin(self, bucket: list[Leaf]) -> list[Tensor]:
         spec, names = bucket[0].spec, [each.spec.name for each in bucket]
@@ -212,28 +216,23 @@ class LocalParams:
         numels = [each.shard_shape[0] for each in bucket]
         return self._comm.begin_reduce(grads, numels, spec.dtype, spec.wire_dtype, names)
 
-    def _finish(self, bucket: list[Leaf], results: list[Tensor]) -> None:
+    def _finish(self, bucket: list[Leaf], results: list[Tensor], own: dict[str, Tensor]) -> None:
         self._comm.wait(results)
         for each, mean in zip(bucket, results, strict=True):
             each.param.grad = None
             if each.spec.is_sliced:
-                self._averages[each.spec.name] = mean
+                own[each.spec.name] = mean
             elif mean.stride() == each.param.stride():
                 each.param.grad = mean
             else:  # fused optimizers match gradient and parameter by their place in memory
                 each.param.grad = torch.empty_like(each.param).copy_(mean)
 
-    def publish(self) -> None:
-        """After a step, give all ranks the slices that each rank has stepped (stage 1)."""
-        names, shards, fulls = self._slices.split()
-        if shards:
-            self._comm.gather_into(shards, fulls, names)
-
-    def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+    def gradients(self) -> Gradients:
         """Return the gradients of divided and of whole leaves."""
-        found = [(e.is_divided, e.param.grad) for e in self._leaves if e.param.grad is not None]
-        divided = [grad for is_divided, grad in found if is_divided]
-        return divided, [grad for is_divided, grad in found if not is_divided]
+        found = Gradients(self._comm, self._layout.norm_dtype)
+        for each in self._with_gradient():
+            (found.divided if each.is_divided else found.whole).append(_gradient(each))
+        return found
 
     def whole_gradient(self, param: Tensor, *, is_averaged: bool) -> Tensor | None:
         """Return the whole gradient of a parameter, averaged over ranks; None if it is not trained.
@@ -275,15 +274,12 @@ class LocalParams:
 
     def changed_gradients(self, versions: list[tuple[int, int] | None]) -> list[Tensor]:
         """Return the gradients that a backward pass has made or added to since `versions()`."""
-        return [
-            each.param.grad
-            for each, before, now in zip(self._leaves, versions, self.versions(), strict=True)
-            if each.param.grad is not None and now != before
-        ]
+        pairs = zip(self._leaves, versions, self.versions(), strict=True)
+        return [_gradient(each) for each, old, new in pairs if new is not None and new != old]
 
     def present_gradients(self) -> list[Tensor]:
         """Return the gradients that the parameters hold, without None."""
-        return [each.param.grad for each in self._leaves if each.param.grad is not None]
+        return [_gradient(each) for each in self._with_gradient()]
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

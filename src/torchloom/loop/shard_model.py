@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -15,14 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchloom import envs
 from torchloom.config import Config, load_config
 from torchloom.errors import ConfigError, ShardError
+from torchloom.exchange import Agreement
 from torchloom.last_words import show_last_words
 from torchloom.launch.groups import ensure_process_group, make_world
+from torchloom.log import get_logger
 from torchloom.loop.clip import follow_torch_norms
-from torchloom.loop.notices import warn_of_monitors
 from torchloom.loop.optimizer_hooks import count_steps_of, share_buffers_after_steps
 from torchloom.loop.precision import cast_around, shard_precision
-from torchloom.loop.sliced_models import step_in_slices
-from torchloom.loop.twins import communicator_of
+from torchloom.loop.slices import step_in_slices
+from torchloom.runtime import Communicator, for_model, lookup
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import (
@@ -30,6 +32,7 @@ from torchloom.shard import (
     Precision,
     facts_of,
     keep_hook,
+    living_layouts,
     look_at_backward,
     plan_layout,
     shard_module,
@@ -222,3 +225,43 @@ def check_devices(model: nn.Module, backend: str) -> None:
                 f"{other!r} is on {there} and {name!r} on {device}: a rank computes on one device; "
                 "move the model to it before torchloom.shard_model"
             )
+
+
+logger = get_logger(__name__)
+
+
+def warn_of_monitors(config: Config, caller: str) -> None:
+    """Warn of sections that only an engine follows; one rank calls."""
+    if config.monitors.sections:
+        logger.warning(
+            "%s does not write what %s of the config ask for: pass log_to= to torchloom.compile, or use the "
+            "trackers of your framework",
+            caller,
+            ", ".join(config.monitors.sections),
+        )
+
+
+def log_notes(config: Config) -> None:
+    """Log what was translated, assumed or ignored."""
+    for note in config.notes:
+        level = logging.WARNING if note.level == "warning" else logging.INFO
+        logger.log(level, "%s: %s", note.path, note.message)
+
+
+def communicator_of(
+    comm: Communicator, agreement: Agreement, divide_factor: float | None = None
+) -> Communicator:
+    """Return the communicator for a model that is about to be sharded. All ranks must call it.
+
+    Args:
+        comm: over the groups that it will be sharded over.
+        agreement: between all ranks, which may have freed earlier models at different times.
+        divide_factor: what sums of the model's gradients are divided by; None: by the number of ranks.
+    """
+    others = (lookup(layout.handle) for layout in living_layouts())
+    taken = {other.model for other in others if other.first_handle == comm.first_handle}
+    # Not the first free number: ranks may have freed different ones of several earlier models.
+    free = max(taken, default=-1) + 1
+    found = for_model(comm, agreement.most("the number of models over the same ranks", free))
+    found.divide_factor = divide_factor  # also where an earlier model had another one
+    return found

@@ -1,5 +1,11 @@
 """Stage 1: whole weights of which each rank steps a slice; during the step the parameter is the slice.
 
+    before optimizer.step()    parameters and gradients become this rank's slices
+    after it                   they are whole again; the ranks give each other the slices that they stepped
+
+An engine does both around its step; in loops of one's own torch's public hooks of optimizers do. There backward
+averages whole gradients, so between backward and step they are equal on all ranks, and clipping them is plain torch.
+
 A weight lies at the front of a padded storage, so that all slices have equal length and are gathered in
 place. If a user assigns new `.data`, the weight has another storage; `prepare` copies it into a padded one
 before the next step.
@@ -7,15 +13,20 @@ before the next step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import pairwise
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from torchloom._torch.untraced import leave_alone
 from torchloom.errors import ShardError
-from torchloom.shard import Layout
-from torchloom.shard.shards import join, pad_storage, padded_flat
+from torchloom.runtime import Communicator
+from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
+from torchloom.shard.shards import join, pad_storage, padded_flat, shard_numel_of
 
 
 class Slices:
@@ -24,15 +35,21 @@ class Slices:
     Args:
         params: whole, as `shard_module` left them, by name.
         layout: of the model.
+        comm: of its ranks.
     """
 
-    def __init__(self, params: Mapping[str, nn.Parameter], layout: Layout) -> None:
-        self._params, self._layout = dict(params), layout
+    def __init__(
+        self, params: Mapping[str, nn.Parameter], layout: Layout, comm: Communicator
+    ) -> None:
+        self.params, self._layout, self._comm = dict(params), layout, comm
         # Held, so that no other tensor can come to lie at the same address.
         self._padded = {
             name: padded_flat(param.data, layout.world_size) for name, param in params.items()
         }
-        self._is_taken = False
+        self._whole: dict[str, tuple[Tensor, Tensor | None]] = {}
+        """Data and gradient of each parameter that is a slice now."""
+        self.is_published = True
+        """Whether all ranks have what the last step has written."""
 
     def prepare(self) -> None:
         """Give each weight that has been given new data a padded storage of its own.
@@ -40,11 +57,11 @@ class Slices:
         Raises:
             ShardError: it has another shape, or shares memory with another one.
         """
-        if self._is_taken:
+        if self._whole:
             return
         strangers = {
             name: param
-            for name, param in self._params.items()
+            for name, param in self.params.items()
             if not _lies_in(param, self._padded[name])
         }
         for name, param in strangers.items():
@@ -56,62 +73,78 @@ class Slices:
                 )
         self._check_memory(strangers)
         for name, param in strangers.items():
-            flat = pad_storage(param.data, self._layout.world_size)
-            param.data = join(flat, param.shape)
-            self._padded[name] = flat
+            self._padded[name] = pad_storage(param.data, self._layout.world_size)
+            param.data = join(self._padded[name], param.shape)
+
+    def take(self, grads: Mapping[str, Tensor]) -> None:
+        """Let each parameter be this rank's slice, with these gradients, until `leave`."""
+        self.prepare()
+        self._whole = {name: (param.data, param.grad) for name, param in self.params.items()}
+        for name, param in self.params.items():
+            param.grad = None
+            param.data = self._own(name)
+            param.grad = grads.get(name)
+
+    def leave(self) -> None:
+        """Let parameters and gradients be whole again; keep what was stepped."""
+        for name, (data, grad) in self._whole.items():
+            param, own = self.params[name], self._own(name)
+            # An optimizer may have given the parameter new data.
+            if param.data_ptr() != own.data_ptr() and param.numel() == own.numel():
+                own.copy_(param.data.view(-1))
+            param.grad = None
+            param.data = data
+            param.grad = grad
+        self._whole = {}
+
+    def settle(self) -> None:
+        """Make parameters whole and equal on all ranks, also after a step that raised."""
+        if self.is_published:
+            return
+        self.leave()
+        self.is_published = True
+        self._comm.residents.invalidate()
+        if self._padded:
+            names = list(self._padded)
+            self._comm.gather_into(
+                [self._own(name) for name in names], list(self._padded.values()), names
+            )
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Let each parameter be this rank's slice inside a `with` block, without a gradient."""
-        if self._is_taken:
+        if self._whole:
             yield
             return
-        self.prepare()
-        grads = {name: param.grad for name, param in self._params.items()}
-        whole = {name: param.data for name, param in self._params.items()}
-        self._is_taken = True
+        self.take({})
         try:
-            for name, param in self._params.items():
-                param.grad = None
-                param.data = self._own(name)
             yield
         finally:
-            for name, param in self._params.items():
-                self._take_back(name, param)
-                param.grad = None
-                param.data = whole[name]
-                param.grad = grads[name]
-            self._is_taken = False
+            self.leave()
 
-    def split(self) -> tuple[list[str], list[Tensor], list[Tensor]]:
-        """Return names, this rank's slices, and the padded weights in which they lie."""
-        return (
-            list(self._padded),
-            [self._own(name) for name in self._padded],
-            list(self._padded.values()),
-        )
+    def begin(self) -> None:
+        """Let parameters and their averaged gradients be this rank's slices, until `settle`."""
+        self.settle()
+        size, rank = self._layout.world_size, self._layout.rank
+        own = {
+            name: slice_of(param.grad, shard_numel_of(param.numel(), size), rank)
+            for name, param in self.params.items()
+            if param.grad is not None
+        }
+        self.take(own)
+        self.is_published = False
 
     def _own(self, name: str) -> Tensor:
         return self._padded[name].view(self._layout.world_size, -1)[self._layout.rank]
 
-    def _take_back(self, name: str, param: nn.Parameter) -> None:
-        """Keep what was stepped, also where an optimizer gave the parameter new data."""
-        own = self._own(name)
-        if param.data_ptr() != own.data_ptr() and param.numel() == own.numel():
-            own.copy_(param.data.view(-1))
-
-    def _check_memory(self, strangers: Mapping[str, nn.Parameter]) -> None:
+    def _check_memory(self, strangers: Collection[str]) -> None:
         """Refuse parameters that share memory: separate storages would silently untie them."""
-        if not strangers:
-            return
-        spans = sorted(
-            (param.data_ptr(), param.data_ptr() + _extent(param), name)
-            for name, param in self._params.items()
-        )
-        for (_, end, first), (start, _, second) in pairwise(spans):
-            if start < end and (first in strangers or second in strangers):
+        known: dict[int, str] = {}
+        for name, param in self.params.items():
+            other = known.setdefault(param.data_ptr(), name) if param.numel() else name
+            if other != name and (other in strangers or name in strangers):
                 raise ShardError(
-                    f"the parameters {second!r} and {first!r} share memory since they were given new "
+                    f"the parameters {name!r} and {other!r} share memory since they were given new "
                     "data: tie them before torchloom.initialize, or give each a .clone()"
                 )
 
@@ -125,9 +158,7 @@ def slice_of(whole: Tensor, numel: int, rank: int) -> Tensor:
         rank: whose slice it is.
     """
     flat = whole.reshape(-1)[rank * numel : (rank + 1) * numel]
-    if flat.numel() == numel:
-        return flat
-    return nn.functional.pad(flat, (0, numel - flat.numel()))
+    return nn.functional.pad(flat, (0, numel - flat.numel())) if flat.numel() < numel else flat
 
 
 def _lies_in(param: Tensor, padded: Tensor) -> bool:
@@ -140,7 +171,88 @@ def _lies_in(param: Tensor, padded: Tensor) -> bool:
     )
 
 
-def _extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last one."""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+_OF_MODELS: weakref.WeakKeyDictionary[nn.Module, Slices] = weakref.WeakKeyDictionary()
+"""Of models in loops of one's own."""
+
+
+def step_in_slices(model: nn.Module, layout: Layout, comm: Communicator) -> None:
+    """Let optimizers of a loop step slices of a model's parameters from now on.
+
+    Args:
+        model: sharded at stage 1.
+        layout: of it.
+        comm: of its ranks.
+    """
+    owners = owners_of(model)
+    params = {s.name: owners[s.name] for s in layout if s.is_sliced and s.requires_grad}
+    if not params:
+        return
+    slices = _OF_MODELS[model] = Slices(params, layout, comm)
+
+    def settle(*_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            slices.settle()
+
+    # After a step that raised on all ranks, such as one that was interrupted.
+    keep_hook(model, model.register_forward_pre_hook(settle))
+    keep_hook(model, model.register_state_dict_pre_hook(settle))
+
+
+def as_slices(model: nn.Module) -> AbstractContextManager[object]:
+    """Return a `with` block in which the parameters of a loop's model are what its optimizer steps."""
+    slices = _OF_MODELS.get(model)
+    if slices is None:
+        return nullcontext()
+    slices.settle()
+    return slices.taken()
+
+
+def begin_step(optimizer: Optimizer) -> None:
+    """Let the parameters that a loop's optimizer is about to step be slices."""
+    for slices in _stepped_by(optimizer):
+        slices.begin()
+
+
+def end_step(optimizer: Optimizer) -> None:
+    """Make the parameters that a loop's optimizer has stepped whole again. All ranks must call."""
+    for slices in _stepped_by(optimizer):
+        slices.settle()
+
+
+leave_alone(begin_step, "it changes what parameters hold")
+leave_alone(end_step, "it communicates")
+
+
+def call_closure_first(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call the closure of a step while parameters are whole, as torch's optimizers do before they update.
+
+    Optimizers that need a closure, such as those that call it more than once, are refused before, by their trial step.
+
+    Args:
+        optimizer: of a loop.
+        args: of its `step`, itself first.
+        kwargs: likewise.
+
+    Returns:
+        The arguments with a closure that returns what the call did; None: nothing changes.
+    """
+    closure = next((each for each in (*args[1:], *kwargs.values()) if callable(each)), None)
+    if closure is None or not _stepped_by(optimizer):
+        return None
+    with torch.enable_grad():
+        loss = closure()
+
+    def replaced(each: Any) -> Any:
+        return (lambda: loss) if each is closure else each
+
+    return tuple(map(replaced, args)), {name: replaced(each) for name, each in kwargs.items()}
+
+
+def _stepped_by(optimizer: Optimizer) -> list[Slices]:
+    living = [slices for model, slices in _OF_MODELS.items() if is_sharded(model)]
+    if not living:
+        return []
+    stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    return [each for each in living if any(id(p) in stepped for p in each.params.values())]

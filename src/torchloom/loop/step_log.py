@@ -13,34 +13,31 @@ listeners alone.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from torchloom import events
 from torchloom._torch.untraced import leave_alone
-from torchloom.loop.plan_check import PlanCheck, log_compared
+from torchloom.loop.clip import take_norm
+from torchloom.loop.plan_check import PlanCheck, log_compared, standing_bytes
 from torchloom.loop.step_flops import Work
 from torchloom.loop.trackers import Tracker
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import Communicator
-
-
-class Sums(Protocol):
-    """What the update has summed over ranks, and this rank's part of it."""
-
-    norm: Tensor | None
-    loss_sums: Tensor | None
-    stepped_losses: tuple[Tensor, ...]
+from torchloom.step import CompiledStep
 
 
 @dataclass
@@ -117,20 +114,24 @@ class StepLog:
 
     def ended(
         self,
-        sums: Sums,
         session: CompileSession | None,
         *,
         step: int,
-        samples: int | None,
-        skipped: bool,
-        num_skipped: int | None,
+        norm: Tensor | None,
+        loss_sums: Tensor | None = None,
+        losses: Sequence[Tensor] = (),
+        samples: int | None = None,
+        skipped: bool = False,
+        num_skipped: int | None = None,
     ) -> None:
         """Tell recorders and trackers of a step, and begin the next.
 
         Args:
-            sums: of the update that ended.
             session: of the compiled graphs; None if nothing is compiled.
             step: steps done, this one included.
+            norm: of the gradients; None if not known.
+            loss_sums: losses, ranks and tokens summed over all ranks, see `Gradients.norm_and_sums`.
+            losses: this rank's.
             samples: since the run began; None if not known.
             skipped: whether the step was skipped.
             num_skipped: steps skipped since the run began; None if not known.
@@ -142,6 +143,7 @@ class StepLog:
             log_compared(compared)
             events.emit(compared)
         foretold = self.check.foretold
+        num_collectives, num_bytes = self.comm.stats()
         if self.is_heard(step):
             self._tell(
                 events.StepEnded(
@@ -158,13 +160,14 @@ class StepLog:
                     predicted_peak_bytes=None if foretold is None else foretold.peak_bytes,
                     measured_peak_bytes=self.check.measured_peak_bytes,
                     predicted_seconds=None if foretold is None else foretold.seconds,
-                    **self._of_batch(sums, now_s),
-                    **self._of_collectives(),
+                    grad_norm=None if norm is None else float(norm),
+                    collectives=num_collectives - self._num_collectives,
+                    collective_bytes=num_bytes - self._num_bytes,
+                    **self._of_batch(loss_sums, losses, now_s),
                 )
             )
-        sums.stepped_losses = ()
         self._num_graphs = num_graphs
-        self._num_collectives, self._num_bytes = self.comm.stats()
+        self._num_collectives, self._num_bytes = num_collectives, num_bytes
         self.restart(now_s)
 
     def drop(self) -> None:
@@ -188,32 +191,26 @@ class StepLog:
             if each.is_due(ended.step):
                 each.take(ended)
 
-    def _of_batch(self, sums: Sums, now_s: float) -> dict[str, Any]:
-        """Return times, losses, the norm and tokens."""
+    def _of_batch(
+        self, loss_sums: Tensor | None, losses: Sequence[Tensor], now_s: float
+    ) -> dict[str, Any]:
+        """Return times, losses and tokens."""
         began_s = now_s if self._began_s is None else self._began_s
         since_s = began_s if self._ended_s is None else self._ended_s
         seconds = now_s - since_s
-        loss, tokens = _means(sums.loss_sums)
-        losses = [each.reshape(()).float() for each in sums.stepped_losses]
+        loss, tokens = _means(loss_sums)
+        own = [each.reshape(()).float() for each in losses]
         rank_tokens = _counted(self.tokens)
         per_rank = rank_tokens if tokens is None else tokens / self.world_size
         return {
             "seconds": seconds,
             "wait_seconds": None if self._began_s is None else began_s - since_s,
             "loss": loss,
-            "rank_loss": float(torch.stack(losses).sum()) if losses else None,
-            "grad_norm": None if sums.norm is None else float(sums.norm),
+            "rank_loss": float(torch.stack(own).sum()) if own else None,
             "tokens": tokens,
             "rank_tokens": rank_tokens,
             "tokens_per_second": None if tokens is None else tokens / seconds,
             "mfu": self.work.mfu(None if per_rank is None else per_rank / seconds),
-        }
-
-    def _of_collectives(self) -> dict[str, int]:
-        num_collectives, num_bytes = self.comm.stats()
-        return {
-            "collectives": num_collectives - self._num_collectives,
-            "collective_bytes": num_bytes - self._num_bytes,
         }
 
 
@@ -240,3 +237,109 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class OwnSteps:
+    """The steps of one loop: told before each forward and after each step of the optimizer.
+
+    It advances the schedule of passes, and tells recorders and trackers of each step.
+
+    Args:
+        model: the loop's; it is not held.
+        optimizer: the loop's, whose learning rate is told; None: not known. It is not held.
+        comm: counts collectives.
+        device: of the model.
+        rank: the global one.
+        micro_steps: forward and backward passes of an optimizer step.
+        tracker: told of each step; None: recorders alone are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        comm: Communicator,
+        device: torch.device,
+        *,
+        rank: int,
+        micro_steps: int,
+        tracker: Tracker | None,
+    ) -> None:
+        # Parameters may lead to the model, which this must not keep alive.
+        self._model = weakref.ref(model)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._comm = comm
+        self._log = StepLog(
+            device,
+            rank,
+            comm.world_size * comm.num_replicas,
+            comm,
+            Work(flops_per_token=None, peak_tflops=None),
+            PlanCheck(device, micro_steps, times=False),
+            standing_bytes=self._standing_bytes,
+        )
+        if tracker is not None:
+            self._log.trackers.append(tracker)
+        self._log.restart(time.perf_counter())
+        self._step = 0
+        self._num_forwards = self._num_forwards_before = 0
+        """Of this step so far, and of the step before."""
+        self._measured = contextlib.ExitStack()
+        """Open while a step is measured."""
+        # A process that ends under torch's profiler dies of SIGSEGV (torch 2.13).
+        weakref.finalize(self, self._measured.close)
+        self._batch: list[tuple[StorageWeakRef, int]] = []
+        """Memory of the step's first batch, with its bytes, where the step is measured."""
+
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take in that a forward pass of the compiled model begins.
+
+        Args:
+            args: of the forward call.
+            kwargs: of the forward call.
+        """
+        if not torch.is_grad_enabled():
+            self._log.check.meter = None
+            self._measured.close()
+            return
+        self._comm.residents.invalidate()
+        self._num_forwards += 1
+        self._log.begin(args, kwargs)
+        self._measured.close()
+        meter = self._log.check.meter
+        if self._num_forwards == 1:
+            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            self._batch = [] if meter is None else [_storage_of(each) for each in batch]
+        elif self._num_forwards > self._num_forwards_before:
+            self._log.check.meter = meter = None  # an evaluation, which no step may follow
+        if meter is not None:
+            # A profiler does not see that memory from before it is freed.
+            meter.live_bytes -= sum(size for ref, size in self._batch if ref.expired())
+            self._batch = [each for each in self._batch if not each[0].expired()]
+            self._measured.enter_context(meter.phase("step"))
+
+    def ended(self, compiled: CompiledStep) -> None:
+        """Take in that the optimizer has stepped.
+
+        Args:
+            compiled: the loop's model.
+        """
+        self._measured.close()
+        self._step += 1
+        self._num_forwards, self._num_forwards_before = 0, self._num_forwards
+        known = None if self._optimizer is None else self._optimizer()
+        if known is not None:
+            self._log.updating(known, None, self._step)
+        compiled.advance(self._step)
+        norm = take_norm(self._comm.handle)
+        self._log.ended(compiled.session, step=self._step, norm=norm)
+
+    def _standing_bytes(self) -> int:
+        model = self._model()
+        optimizer = None if self._optimizer is None else self._optimizer()
+        return 0 if model is None else standing_bytes(model, optimizer, self._comm)
+
+
+def _storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
+    storage = tensor.untyped_storage()
+    return StorageWeakRef(storage), storage.nbytes()

@@ -1,9 +1,14 @@
-"""Optimizer states, and shards of parameters, that live in host memory and stream through the step.
+"""Stream optimizer states, and shards of parameters, from host memory through the optimizer's step.
 
 At rest the tensors in `optimizer.state`, and the data of offloaded shards, are host memory. In a
 step chunks of parameters take turns: their tensors are loaded into a slot of device memory, torch's
 optimizer steps just them, and what it wrote goes back. Every optimizer here steps each parameter on
 its own, so stepping chunk by chunk gives bitwise the same result as stepping all at once.
+
+    one slot     load 0, step 0, store 0 | load 1, step 1, store 1 | ...
+    two slots    load 1 runs beside step 0, and beside store 0 if the link carries both directions
+
+A slot is filled again when the store that read it is done.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +24,50 @@ from torch.optim import Optimizer
 
 from torchloom.errors import EngineError
 from torchloom.loop.elementwise import ELEMENTWISE
-from torchloom.loop.stream_plan import stream_actions
 from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime.host import Mover, Ticket, fill_with_nans
 
 _ALIGN = 64
 
 
+class Action(NamedTuple):
+    """One thing to do for one chunk."""
+
+    kind: Literal["load", "await load", "step", "store", "await store"]
+    chunk: int
+
+
+def stream_actions(num_chunks: int, num_slots: int) -> list[Action]:
+    """Return what to do, in order; chunk `c` uses slot `c % num_slots`.
+
+    Example:
+        >>> [f"{kind} {chunk}" for kind, chunk in stream_actions(2, 1)][:4]
+        ['load 0', 'await load 0', 'step 0', 'store 0']
+    """
+    actions: list[Action] = []
+    for chunk in range(num_chunks):
+        # Fill every slot that this chunk, or one after it, may have.
+        first = 0 if chunk == 0 else chunk + num_slots - 1
+        for ahead in range(first, min(chunk + num_slots, num_chunks)):
+            if ahead >= num_slots:
+                actions.append(Action("await store", ahead - num_slots))
+            actions.append(Action("load", ahead))
+        actions += [Action("await load", chunk), Action("step", chunk), Action("store", chunk)]
+    rest = range(max(0, num_chunks - num_slots), num_chunks)
+    return [*actions, *(Action("await store", chunk) for chunk in rest)]
+
+
 @dataclass
 class _Chunk:
     """Parameters that step together, and where their tensors wait."""
 
-    leaves: list[nn.Parameter]
+    leaves: list[nn.Parameter] = field(default_factory=list)
     hosts: dict[tuple[nn.Parameter, str], Tensor] = field(default_factory=dict)
-    """Host tensors that were loaded, by parameter and state; the empty name is the parameter."""
-    load: Ticket | None = None
-    stores: list[tuple[nn.Parameter, str, Tensor]] = field(default_factory=list)
-    """(parameter, state, host tensor) that are on their way back."""
-    store: Ticket | None = None
+    """Host tensors that are loaded, by parameter and state; the empty name is the parameter."""
+    stores: dict[tuple[nn.Parameter, str], Tensor] = field(default_factory=dict)
+    """Those that are written on the way back, which may be new ones."""
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    """Copies under way, by the kind of action."""
 
 
 @dataclass
@@ -61,8 +93,6 @@ class StateStream:
     resident_bytes: int = 0
     """States that stay on the device, in bytes: of each parameter in turn that still fits."""
 
-    _streamed: set[nn.Parameter] = field(default_factory=set, init=False)
-
     def __post_init__(self) -> None:
         if type(self.optimizer) not in ELEMENTWISE:
             known = ", ".join(cls.__name__ for cls in ELEMENTWISE)
@@ -79,13 +109,9 @@ class StateStream:
             EngineError: the optimizer has step hooks, which would run once per chunk.
         """
         self._check_hooks()
-        leaves = [
-            leaf
-            for group in self.optimizer.param_groups
-            for leaf in group["params"]
-            if leaf.grad is not None
-        ]
-        chunks = self._chunks(leaves, self._residents(leaves))
+        leaves = [leaf for leaf in self._leaves() if leaf.grad is not None]
+        resident = self._residents(leaves)
+        chunks = self._chunks(leaves, resident)
         slots = self._make_slots(chunks)
         for kind, index in stream_actions(len(chunks), self.num_slots):
             chunk = chunks[index]
@@ -95,11 +121,11 @@ class StateStream:
                 with self._only(chunk.leaves):
                     self.optimizer.step()
             elif kind == "store":
-                self._store(chunk)
-            elif kind == "await load":
-                _finish(chunk.load)
+                self._store(chunk, resident)
             else:
-                self._settle(chunk)
+                chunk.tickets[kind].finish()
+                if kind == "await store":
+                    self._put(chunk.stores)
 
     def fit(self, free_bytes: int, step_bytes: int) -> None:
         """Choose the size of chunks, and how many states stay, by the device memory there is.
@@ -108,8 +134,8 @@ class StateStream:
             free_bytes: what forward and backward leave free at their peak.
             step_bytes: what is free in a step that keeps no states, for slots and residents.
         """
-        leaves = [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
-        sizes = [sum(_room(value) for _, value in self._tensors(leaf)) for leaf in leaves]
+        leaves = self._leaves()
+        sizes = [_room(self._tensors(leaf).values()) for leaf in leaves]
         states = HostStates(
             total_bytes=sum(sizes),
             largest_bytes=max(sizes, default=0),
@@ -122,12 +148,27 @@ class StateStream:
         if placed.resident_bytes < states.total_bytes:
             self.chunk_bytes = placed.chunk_bytes
 
+    def offload_all(self) -> None:
+        """Move all states to the host; none stay on the device until `fit` says so."""
+        self.resident_bytes = 0
+        for leaf, state in self.optimizer.state.items():
+            for key, value in self._tensors(leaf).items():
+                if not self.mover.arena.owns(value):
+                    state[key] = to_host(self.mover, value)
+
+    def fetch_all(self, leaves: Iterable[Any] | None = None) -> None:
+        """Move the states of some parameters, or all, to the device."""
+        for leaf in self.optimizer.state if leaves is None else leaves:
+            for key, value in self._tensors(leaf).items():
+                if self.mover.arena.owns(value):
+                    self.optimizer.state[leaf][key] = self.mover.fetch(value)
+
+    def _leaves(self) -> list[nn.Parameter]:
+        return [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
+
     def _check_hooks(self) -> None:
-        hooks = [
-            *getattr(self.optimizer, "_optimizer_step_pre_hooks", ()),
-            *getattr(self.optimizer, "_optimizer_step_post_hooks", ()),
-        ]
-        if hooks:
+        names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        if any(getattr(self.optimizer, name, None) for name in names):
             raise EngineError(
                 "the optimizer has step hooks, which would run once per chunk of parameters while "
                 "its states stream from the host: remove them, or call them around engine.step()"
@@ -148,65 +189,41 @@ class StateStream:
             for group, params in zip(groups, before, strict=True):
                 group["params"] = params
 
-    def _residents(self, leaves: Iterable[nn.Parameter]) -> set[nn.Parameter]:
-        """Return the parameters whose states stay on the device."""
+    def _residents(self, leaves: list[nn.Parameter]) -> set[nn.Parameter]:
+        """Return the parameters whose states stay on the device, and move these there."""
         if not self.states:
             return set(leaves)
         chosen: set[nn.Parameter] = set()
-        used = 0
+        left = self.resident_bytes
         for leaf in leaves:
-            size = sum(_room(value) for _, value in self._tensors(leaf))
-            if self.optimizer.state.get(leaf) and used + size <= self.resident_bytes:
+            size = _room(self._tensors(leaf).values())
+            if self.optimizer.state.get(leaf) and size <= left:
                 chosen.add(leaf)
-                used += size
-        for leaf in chosen:
-            for key, value in self._tensors(leaf):
-                if self.mover.arena.owns(value):
-                    self.optimizer.state[leaf][key] = self.mover.fetch(value)
+                left -= size
+        self.fetch_all(chosen)
         return chosen
-
-    def offload_all(self) -> None:
-        """Move all states to the host; none stay on the device until `fit` says so."""
-        self.resident_bytes = 0
-        for leaf, state in self.optimizer.state.items():
-            for key, value in self._tensors(leaf):
-                if not self.mover.arena.owns(value):
-                    host = self.mover.arena.device_like(value)
-                    self.mover.begin_copy("to_host", [(value, host)]).finish()
-                    state[key] = host
-
-    def fetch_all(self) -> None:
-        """Move all states to the device."""
-        for leaf, state in self.optimizer.state.items():
-            for key, value in self._tensors(leaf):
-                if self.mover.arena.owns(value):
-                    state[key] = self.mover.fetch(value)
 
     def _chunks(self, leaves: list[nn.Parameter], resident: set[nn.Parameter]) -> list[_Chunk]:
         """Group parameters in order until their host tensors reach the size of a chunk."""
         chunks: list[_Chunk] = []
         used = 0
         for leaf in leaves:
-            hosts = {
-                (leaf, key): value
-                for key, value in [("", leaf.data), *self._tensors(leaf)]
-                if self.mover.arena.owns(value)
-            }
+            tensors = {"": leaf.data, **self._tensors(leaf)}
+            hosts = {(leaf, key): v for key, v in tensors.items() if self.mover.arena.owns(v)}
             # What has no state yet will make some: about two tensors of its own size.
-            size = sum(map(_room, hosts.values()))
+            size = _room(hosts.values())
             if leaf not in resident and not self.optimizer.state.get(leaf):
                 size += 2 * leaf.nbytes
             if not chunks or used + size > self.chunk_bytes:
-                chunks.append(_Chunk([]))
+                chunks.append(_Chunk())
                 used = 0
             used += size
             chunks[-1].leaves.append(leaf)
             chunks[-1].hosts.update(hosts)
-        self._streamed = set(leaves) - resident
         return chunks
 
     def _make_slots(self, chunks: list[_Chunk]) -> list[Tensor]:
-        size = max((sum(map(_room, chunk.hosts.values())) for chunk in chunks), default=0)
+        size = max((_room(chunk.hosts.values()) for chunk in chunks), default=0)
         num = min(self.num_slots, len(chunks))
         slots = [torch.empty(size, dtype=torch.uint8, device=self.mover.device) for _ in range(num)]
         if self.mover.poison:
@@ -214,58 +231,53 @@ class StateStream:
         return slots
 
     def _load(self, chunk: _Chunk, slot: Tensor) -> None:
-        offset, pairs = 0, []
-        for (leaf, key), host in chunk.hosts.items():
+        offset, places = 0, {}
+        for key, host in chunk.hosts.items():
             place = slot[offset : offset + host.nbytes].view(host.dtype)
-            place = place.as_strided(host.size(), host.stride())
-            pairs.append((host, place))
-            self._put(leaf, key, place)
-            offset += _room(host)
-        chunk.load = self.mover.begin_copy("to_device", pairs)
+            places[key] = place.as_strided(host.size(), host.stride())
+            offset += _room([host])
+        pairs = list(zip(chunk.hosts.values(), places.values(), strict=True))
+        self._put(places)
+        chunk.tickets["await load"] = self.mover.begin_copy("to_device", pairs)
 
-    def _store(self, chunk: _Chunk) -> None:
-        pairs = []
+    def _store(self, chunk: _Chunk, resident: set[nn.Parameter]) -> None:
+        values = {(leaf, ""): leaf.data for leaf in chunk.leaves if (leaf, "") in chunk.hosts}
         for leaf in chunk.leaves:
-            if (leaf, "") in chunk.hosts:
-                pairs.append((leaf.data, chunk.hosts[leaf, ""]))
-                chunk.stores.append((leaf, "", pairs[-1][1]))
-            if leaf not in self._streamed:
-                continue
-            for key, value in self._tensors(leaf):
-                host = chunk.hosts.get((leaf, key))
-                if host is None:
-                    host = self.mover.arena.device_like(value)
-                pairs.append((value, host))
-                chunk.stores.append((leaf, key, host))
-        chunk.store = self.mover.begin_copy("to_host", pairs)
+            if leaf not in resident:
+                values |= {(leaf, key): value for key, value in self._tensors(leaf).items()}
+        chunk.stores = {
+            key: host
+            if (host := chunk.hosts.get(key)) is not None
+            else self.mover.arena.device_like(value)
+            for key, value in values.items()
+        }
+        pairs = list(zip(values.values(), chunk.stores.values(), strict=True))
+        chunk.tickets["await store"] = self.mover.begin_copy("to_host", pairs)
 
-    def _settle(self, chunk: _Chunk) -> None:
-        """Let parameters and states be their host tensors again."""
-        _finish(chunk.store)
-        for leaf, key, host in chunk.stores:
-            self._put(leaf, key, host)
-        chunk.stores.clear()
-
-    def _tensors(self, leaf: Tensor) -> list[tuple[str, Tensor]]:
+    def _tensors(self, leaf: Tensor) -> dict[str, Tensor]:
         """Return the states of a parameter that are worth moving: not the count of its steps."""
-        return [
-            (key, value)
+        return {
+            key: value
             for key, value in self.optimizer.state.get(leaf, {}).items()
             if isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 0
-        ]
+        }
 
-    def _put(self, leaf: nn.Parameter, key: str, value: Tensor) -> None:
-        if key:
-            self.optimizer.state[leaf][key] = value
-        else:
-            leaf.data = value
-
-
-def _room(host: Tensor) -> int:
-    """Bytes that a tensor takes in a slot."""
-    return -(-host.nbytes // _ALIGN) * _ALIGN
+    def _put(self, values: dict[tuple[nn.Parameter, str], Tensor]) -> None:
+        """Let parameters and states be these tensors."""
+        for (leaf, key), value in values.items():
+            if key:
+                self.optimizer.state[leaf][key] = value
+            else:
+                leaf.data = value
 
 
-def _finish(ticket: Ticket | None) -> None:
-    assert ticket is not None, "awaited before it was issued"
-    ticket.finish()
+def _room(tensors: Iterable[Tensor]) -> int:
+    """Bytes that tensors take in a slot."""
+    return sum(-(-each.nbytes // _ALIGN) * _ALIGN for each in tensors)
+
+
+def to_host(mover: Mover, value: Tensor) -> Tensor:
+    """Return a copy of a tensor in host memory that answers as one of its device."""
+    host = mover.arena.device_like(value)
+    mover.begin_copy("to_host", [(value, host)]).finish()
+    return host

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
 
-from torchloom.engine.optim import make_lr_scheduler
+from torchloom.engine.schedules import make_lr_scheduler
 from torchloom.integrations.accelerate import TorchloomAccelerator, inner
 from torchloom.integrations.given import refuse_contradictions
 from torchloom.integrations.prepare import world_size

@@ -1,4 +1,4 @@
-"""Optimizers over this rank's leaves."""
+"""Make the optimizer that steps what this rank owns of a model, or take the caller's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torchloom.config import Config, OptimizerConfig, thawed_map
-from torchloom.engine.schedules import make_scheduler
+from torchloom.config import OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
 from torchloom.loop.elementwise import check_elementwise, needs_closure
 from torchloom.loop.owned_params import LocalParams
@@ -150,37 +149,6 @@ def _is_bare(optimizer: Optimizer) -> bool:
 
 def _grouped(optimizer: Optimizer) -> list[list[int]]:
     return [[id(param) for param in group["params"]] for group in optimizer.param_groups]
-
-
-def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | None) -> Any:
-    """Return the caller's schedule, one made by the caller's function, or the configured one.
-
-    Args:
-        config: says which schedule to build when the caller brings none.
-        scheduler: a schedule, a function from the optimizer to one, or None.
-        optimizer: whose learning rates follow it; without one the schedule is returned as it is.
-
-    Raises:
-        ConfigError: the schedule follows another optimizer, or does not take the configured arguments.
-    """
-    if optimizer is None:
-        return scheduler
-    if callable(scheduler):
-        return scheduler(optimizer)
-    if scheduler is None:
-        if config.scheduler is None:
-            return None
-        params = thawed_map(config.scheduler.params)
-        return make_scheduler(config.scheduler.name, params, optimizer)
-    followed = getattr(scheduler, "optimizer", None)
-    groups = getattr(followed, "param_groups", None)  # a wrapper shares the list of what it wraps
-    if groups is not None and groups is not optimizer.param_groups:
-        raise ConfigError(
-            f"lr_scheduler={type(scheduler).__name__} follows another optimizer than the engine steps: "
-            "make it of the optimizer that you pass as optimizer=, or pass a function from the optimizer "
-            "to the schedule"
-        )
-    return scheduler
 
 
 def _params(model_parameters: Iterable[Any] | None, local: LocalParams) -> Groups:

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -20,8 +21,8 @@ from torch.autograd.graph import Node
 from torchloom._torch.autograd import RunBackward, replace_backward
 from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
-from torchloom.engine.shared_loss import SharedLoss
 from torchloom.errors import EngineError
+from torchloom.loop.owned_params import LocalParams
 
 _KEY = "torchloom_engine"
 """Of a mark among the metadata of an autograd node."""
@@ -151,3 +152,110 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
         items = vars(value).values()
     for each in items:
         yield from _tensors_in(each)
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what backward could not start from, in words that say what to do.
+
+    Raises:
+        EngineError: not a tensor, not one number, scaled already, or without a gradient.
+    """
+    if not isinstance(loss, Tensor):
+        raise EngineError(
+            f"backward() needs the loss tensor, got {type(loss).__name__}: pass the model's loss"
+        )
+    if loss.numel() != 1:
+        raise EngineError(
+            f"the loss has shape {tuple(loss.shape)}, it must be one number: reduce it, e.g. "
+            "loss.mean()"
+        )
+    if not loss.requires_grad:
+        raise EngineError(
+            "the loss does not depend on any trainable parameter: it was computed under no_grad, "
+            "detached, or every parameter is frozen"
+        )
+    if is_scaled(loss):
+        raise EngineError(
+            "the loss is multiplied by the loss scale already: call engine.scale(loss).backward(), or "
+            "engine.backward(loss), which scales it by itself"
+        )
+
+
+class Scaling(NamedTuple):
+    """What a loss is divided and multiplied by before backward."""
+
+    accumulation: int
+    loss_scale: float
+
+
+@dataclass(eq=False)
+class Share:
+    """What one engine has got from the losses of others since its last step."""
+
+    local: LocalParams
+    _got: dict[Scaling, list[weakref.ref[Tensor]]] = field(default_factory=dict, init=False)
+    """Gradients that backward passes of others made or added to, by how their losses were scaled."""
+
+    def scalings(self) -> list[Scaling]:
+        """Return how the losses of others were scaled whose gradients are still here."""
+        here = {id(grad) for grad in self.local.present_gradients()}
+        return [
+            scaling
+            for scaling, grads in self._got.items()
+            if any(id(grad) in here for ref in grads if (grad := ref()) is not None)
+        ]
+
+    def check(self, own: Scaling) -> bool:
+        """Say whether gradients of others' losses are here.
+
+        Raises:
+            EngineError: such a loss was scaled otherwise than this engine's own.
+        """
+        found = self.scalings()
+        for each in found:
+            if each != own:
+                raise EngineError(
+                    "some of this engine's gradients come from backward() of another engine, whose loss "
+                    f"was divided by {each.accumulation} accumulation steps and scaled by "
+                    f"{each.loss_scale:g}; here it is {own.accumulation} and {own.loss_scale:g}: give "
+                    "engines that share a loss the same gradient_accumulation_steps and precision, or "
+                    "drop those gradients by zero_grad() of this engine"
+                )
+        return bool(found)
+
+    def forget(self) -> None:
+        """Begin anew, after a step or when gradients are dropped."""
+        self._got.clear()
+
+    def note(self, scaling: Scaling, grads: list[Tensor]) -> None:
+        """Remember gradients that another engine's loss has changed."""
+        self._got.setdefault(scaling, []).extend(map(weakref.ref, grads))
+
+
+class SharedLoss:
+    """Knows all engines of this process."""
+
+    def __init__(self) -> None:
+        self.is_running = False
+        """Whether a backward pass of an engine runs; checkpoints run others inside of it."""
+        self._shares: weakref.WeakSet[Share] = weakref.WeakSet()
+
+    def join(self, local: LocalParams) -> Share:
+        """Return what a new engine keeps, as long as it lives."""
+        share = Share(local)
+        self._shares.add(share)
+        return share
+
+    @contextmanager
+    def backward(self, own: Share, scaling: Scaling) -> Iterator[None]:
+        """Let the other engines know whether the backward pass inside has given them gradients."""
+        others = [(each, each.local.versions()) for each in self._shares if each is not own]
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
+        for each, before in others:
+            changed = each.local.changed_gradients(before)
+            if changed:
+                each.note(scaling, changed)
