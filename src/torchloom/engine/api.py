@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -14,26 +13,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from torchloom import envs
-from torchloom.config import Config, load_config
+from torchloom.config import load_config
 from torchloom.config.monitors import require_packages
 from torchloom.engine.engine import Engine
 from torchloom.engine.loader import make_loader
 from torchloom.engine.schedules import make_lr_scheduler
 from torchloom.errors import ConfigError, ShardError
-from torchloom.exchange import Agreement
 from torchloom.last_words import show_last_words
-from torchloom.launch.groups import World, ensure_process_group, make_world
+from torchloom.launch.groups import make_world
 from torchloom.log import get_logger
-from torchloom.loop.clip import follow_torch_norms
 from torchloom.loop.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.loop.optimizer_hooks import count_steps_of
 from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import LocalParams
 from torchloom.loop.precision import shard_precision
-from torchloom.loop.shard_model import communicator_of, log_notes
+from torchloom.loop.shard_model import log_notes, meet_within, shard_over
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.runtime.lines import Limits, set_limits
-from torchloom.shard import facts_of, is_sharded, look_at_backward, plan_layout, shard_module
+from torchloom.shard import Layout, is_sharded
 from torchloom.step.casts import cast_params
 
 logger = get_logger(__name__)
@@ -119,21 +115,32 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
             "dist_init_required=False, but there is no process group: call "
             "torch.distributed.init_process_group first, or drop the argument"
         )
-    limits = early.timeouts
-    ensure_process_group(
-        distributed_port,
-        timeout=timedelta(seconds=limits.process_group_s),
-        rendezvous_s=limits.rendezvous_s,
-    )
-    set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
+    meet_within(early.timeouts, distributed_port)
     world = make_world(mesh, early.zero.shard_size, symmetric_memory=early.compile.symmetric_memory)
     settings = load_config(source, world_size=world.world_size, auto=filled, replaced=replaced)
-    if world.rank == 0:
-        log_notes(settings)
+    log_notes(settings)
     agreement = new_agreement(world.rank, world.world_size)
     agreement.check_facts("the config", config_facts(settings))
-    world = replace(world, comm=communicator_of(world.comm, agreement))
-    local = _shard(model, settings, world, init, agreement)
+
+    def before_sharding(layout: Layout) -> None:
+        cast_params(settings.precision, model, layout)  # refuses names before anything is changed
+        if not any(tensor.is_meta for tensor in model.parameters()):
+            model.to(world.device)
+
+    layout, comm = shard_over(
+        model,
+        world,
+        agreement,
+        init=init,
+        before=before_sharding,
+        stage=settings.zero.stage,
+        persistence_threshold=settings.zero.param_persistence_threshold,
+        precision=shard_precision(settings.precision),
+        sync_in_backward=False,
+    )
+    world = replace(world, comm=comm)
+    local = LocalParams(model, layout, comm)
+    count_steps_of((each.param for each in local), has_engine=True)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
     )
@@ -145,37 +152,6 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     if settings.compile.enabled:
         engine.compile()
     return engine, made, engine.training_dataloader, schedule
-
-
-def _shard(
-    model: nn.Module,
-    config: Config,
-    world: World,
-    init: Callable[[nn.Module], object] | None,
-    agreement: Agreement,
-) -> LocalParams:
-    comm = world.comm
-    layout = plan_layout(
-        model,
-        stage=config.zero.stage,
-        world_size=comm.world_size,
-        num_replicas=comm.num_replicas,
-        rank=comm.rank,
-        handle=comm.handle,
-        persistence_threshold=config.zero.param_persistence_threshold,
-        precision=shard_precision(config.precision),
-        sync_in_backward=False,
-    )
-    cast_params(config.precision, model, layout)  # refuses names before anything is changed
-    agreement.check_facts("the model's parameters", facts_of(model, layout))
-    if not any(tensor.is_meta for tensor in model.parameters()):
-        model.to(world.device)
-    shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
-    follow_torch_norms()
-    look_at_backward()
-    local = LocalParams(model, layout, comm)
-    count_steps_of((each.param for each in local), has_engine=True)
-    return local
 
 
 def _one_source(

@@ -5,17 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch.optim import Optimizer
 
-from torchloom.config import Config
-from torchloom.engine.timers import Timers
 from torchloom.errors import EngineError
-from torchloom.log import get_logger
 from torchloom.shard import Layout
-
-logger = get_logger(__name__)
 
 
 @dataclass
@@ -99,30 +93,3 @@ def check_step(boundary: Boundary, num_backwards: int, optimizer: Optimizer | No
             "the config"
         )
     return optimizer
-
-
-class Stepping(Protocol):
-    """What a progress line reads of an engine."""
-
-    config: Config
-    global_steps: int
-    timers: Timers
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps left out."""
-        ...
-
-    def get_lr(self) -> list[float]:
-        """Return the learning rates."""
-        ...
-
-
-def print_progress(engine: Stepping) -> None:
-    """Log a line every `steps_per_print` steps."""
-    every = engine.config.steps_per_print
-    if every and every != float("inf") and engine.global_steps % int(every) == 0:
-        rates = ", ".join(f"{lr:.3g}" for lr in engine.get_lr())
-        times = engine.timers.report()
-        skipped = engine.skipped_steps
-        logger.info("step %d, skipped %d, lr %s%s", engine.global_steps, skipped, rates, times)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -28,7 +29,6 @@ from torchloom.engine.boundary import (
     Boundary,
     check_holds_off,
     check_step,
-    print_progress,
     reduces_at_boundary,
 )
 from torchloom.engine.compiling import Compiling
@@ -262,7 +262,11 @@ class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
         self._take_place()
         tell_step(self.global_steps)
         self._advance()
-        print_progress(self)
+        every = self.config.steps_per_print
+        if every and every != math.inf and self.global_steps % int(every) == 0:
+            rates = ", ".join(f"{lr:.3g}" for lr in self.get_lr())
+            times, skipped = self.timers.report(), self.skipped_steps
+            logger.info("step %d, skipped %d, lr %s%s", self.global_steps, skipped, rates, times)
         self._step_log.ended(
             None if self._compiled is None else self._compiled.session,
             step=self.global_steps,

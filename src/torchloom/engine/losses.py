@@ -11,9 +11,9 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -28,30 +28,14 @@ _KEY = "torchloom_engine"
 """Of a mark among the metadata of an autograd node."""
 
 
-class Driven(Protocol):
-    """An engine, as its users' backward passes need it."""
-
-    @property
-    def loss_scale(self) -> float:
-        """By what losses are multiplied."""
-        ...
-
-    def gradient_accumulation_steps(self) -> int:
-        """Return by what losses are divided."""
-        ...
-
-    def in_backward(self, loss: Tensor | None) -> AbstractContextManager[None]:
-        """Return the block in which a backward pass of this engine runs."""
-        ...
-
-
 class _Mark(NamedTuple):
-    engine: weakref.ref[Driven]
+    engine: weakref.ref[Any]
+    """The `Engine`."""
     loss_scale: float
     """By what the value is multiplied."""
 
 
-def mark(values: Any, engine: Driven, loss_scale: float = 1.0) -> None:
+def mark(values: Any, engine: object, loss_scale: float = 1.0) -> None:
     """Mark the tensors in some values as outputs of an engine, or as a loss that it has scaled."""
     for each in _tensors_in(values):
         if each.grad_fn is not None:
@@ -89,7 +73,7 @@ def _following(shared: SharedLoss, run_backward: RunBackward) -> RunBackward:
     return run
 
 
-def _engine_of(outputs: Sequence[Any]) -> Driven | None:
+def _engine_of(outputs: Sequence[Any]) -> Any:
     """Return the engine whose outputs a loss is made of; of several engines the one nearest to the loss.
 
     Raises:

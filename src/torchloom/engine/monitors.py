@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from torchloom.config import FolderConfig, MonitorsConfig, WandbConfig
+from torchloom.config import MonitorsConfig
 from torchloom.events import StepEnded
 from torchloom.files import open_to_append
 from torchloom.loop.trackers import Tracker, tags
@@ -19,83 +19,89 @@ from torchloom.loop.trackers import Tracker, tags
 
 def trackers_of(monitors: MonitorsConfig) -> list[Tracker]:
     """Open what a configuration asks for; return a tracker for each section that could be opened."""
+    asked = (
+        ("tensorboard", TensorBoardMonitor, monitors.tensorboard),
+        ("wandb", WandbMonitor, monitors.wandb),
+        ("csv_monitor", CsvMonitor, monitors.csv),
+    )
     found = []
-    if monitors.tensorboard is not None:
-        board = TensorBoardMonitor(monitors.tensorboard)
-        name = "tensorboard of the config"
-        found.append(Tracker(board, name, open=board.open, close=board.close))
-    if monitors.wandb is not None:
-        wandb = WandbMonitor(monitors.wandb)
-        found.append(Tracker(wandb, "wandb of the config", open=wandb.open))
-    if monitors.csv is not None:
-        files = CsvMonitor(monitors.csv)
-        found.append(Tracker(files, "csv_monitor of the config", open=files.open))
+    for name, kind, section in asked:
+        if section is not None:
+            monitor = kind(section)
+            found.append(
+                Tracker(monitor, f"{name} of the config", open=monitor.open, close=monitor.close)
+            )
     return [tracker for tracker in found if tracker.begin()]
 
 
-class TensorBoardMonitor:
-    """Writes event files; each step can be read at once."""
+class _Monitor:
+    """One receiver of steps."""
 
-    def __init__(self, config: FolderConfig) -> None:
-        self._folder = config.folder.absolute()
-        self._writer: Any = None
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._into: Any = None
+        """What it writes to."""
+
+    def open(self) -> None:
+        """Make or find what it writes to."""
+
+    def close(self) -> None:
+        """Write what is held back."""
+
+
+class TensorBoardMonitor(_Monitor):
+    """Writes event files; each step can be read at once."""
 
     def open(self) -> None:
         """Begin a file of this run."""
         board: Any = importlib.import_module("torch.utils.tensorboard")  # an optional package
-        self._writer = board.SummaryWriter(log_dir=str(self._folder))
+        self._into = board.SummaryWriter(log_dir=str(self._config.folder.absolute()))
 
     def __call__(self, ended: StepEnded) -> None:
         """Write one step."""
-        if self._writer is None:
+        if self._into is None:
             self.open()
-        writer: Any = self._writer
-        self._writer = None  # a writer that has failed once fails for good
+        writer: Any = self._into
+        self._into = None  # a writer that has failed once fails for good
         for name, value in tags(ended).items():
             writer.add_scalar(name, value, ended.samples)
         writer.flush()
-        self._writer = writer
+        self._into = writer
 
     def close(self) -> None:
         """Write what is held back."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._into is not None:
+            self._into.close()
 
 
-class WandbMonitor:
+class WandbMonitor(_Monitor):
     """Logs to the program's run, or starts one; wandb ends it with the program."""
-
-    def __init__(self, config: WandbConfig) -> None:
-        self._config = config
-        self._run: Any = None
 
     def open(self) -> None:
         """Find the program's run, or start one."""
         wandb: Any = importlib.import_module("wandb")  # an optional package
-        config = self._config
-        self._run = wandb.run or wandb.init(
-            project=config.project, entity=config.team, group=config.group
+        asked = self._config
+        self._into = wandb.run or wandb.init(
+            project=asked.project, entity=asked.team, group=asked.group
         )
 
     def __call__(self, ended: StepEnded) -> None:
         """Log one step."""
-        self._run.log(dict(tags(ended)), step=ended.samples)
+        self._into.log(dict(tags(ended)), step=ended.samples)
 
 
-class CsvMonitor:
+class CsvMonitor(_Monitor):
     """Appends to one file for each number, `Train_Samples_lr.csv` for `Train/Samples/lr`."""
-
-    def __init__(self, config: FolderConfig) -> None:
-        self._folder = config.folder.absolute()
 
     def open(self) -> None:
         """Make the folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._into = self._config.folder.absolute()
+        self._into.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, ended: StepEnded) -> None:
         """Write one step."""
         for name, value in tags(ended).items():
-            _append(self._folder / f"{name.replace('/', '_')}.csv", name, ended.samples, value)
+            _append(self._into / f"{name.replace('/', '_')}.csv", name, ended.samples, value)
 
 
 def _append(path: Path, name: str, samples: int | None, value: float) -> None:

@@ -6,10 +6,9 @@ one. So a warmup takes its first rate twice, at positions -1 and 0.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,20 +16,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchloom.config import Config, thawed_map
-from torchloom.config.kinds import RefusedError
-from torchloom.config.scheduler import DEEPSPEED
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 logger = get_logger(__name__)
 
 PerGroup = float | Sequence[float]
 """One number, or one for each parameter group."""
 _SECOND_BETA = 0.99
-_MAY_BE_NONE = ("warmup_max_lr", "cycle_second_step_size", "cycle_second_stair_count")
 
 
 def make_lr_scheduler(config: Config, scheduler: Any, optimizer: Optimizer | None) -> Any:
@@ -84,24 +77,7 @@ def make_scheduler(name: str, params: Mapping[str, Any], optimizer: Optimizer) -
 
 
 class Schedule(LRScheduler):
-    """Sets rates by DeepSpeed's position, `last_epoch - 1`.
-
-    Raises:
-        ConfigError: a parameter has a value that a configuration could not have.
-    """
-
-    def __new__(cls, *args: Any, **params: Any) -> Self:
-        """Check parameters as the section `scheduler` checks them."""
-        own = next(each.__name__ for each in cls.__mro__ if each.__name__ in DEEPSPEED)
-        given = inspect.signature(cls.__init__).bind_partial(None, *args).arguments | params
-        name = ""
-        try:
-            for name, kind in DEEPSPEED[own].table.items():
-                if name in given and (given[name] is not None or name not in _MAY_BE_NONE):
-                    kind(given[name])
-        except RefusedError as refusal:
-            raise ConfigError(f"{cls.__name__}({name}=...): {refusal}") from None
-        return super().__new__(cls)
+    """Sets rates by DeepSpeed's position, `last_epoch - 1`."""
 
     def __init__(self, optimizer: Optimizer, last_batch_iteration: int = -1) -> None:
         kept = [

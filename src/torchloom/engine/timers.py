@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,8 +30,7 @@ class Timers:
     """Measures some steps."""
     step: int = 0
     """The optimizer step that the stretches belong to."""
-    _total_s: dict[str, float] = field(default_factory=dict)
-    _count: dict[str, int] = field(default_factory=dict)
+    _durations_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -49,8 +50,7 @@ class Timers:
             torch.cuda.synchronize(self.device)
         duration = time.perf_counter() - started
         if self.enabled:
-            self._total_s[name] = self._total_s.get(name, 0.0) + duration
-            self._count[name] = self._count.get(name, 0) + 1
+            self._durations_s[name].append(duration)
         if is_heard:
             events.emit(
                 events.PhaseRan(phase=name, step=self.step, start_s=started_at, duration_s=duration)
@@ -59,9 +59,8 @@ class Timers:
     def report(self) -> str:
         """Return the mean of each stretch since the last report, in milliseconds, and start anew."""
         parts = [
-            f", {name} {1e3 * total / self._count[name]:.1f} ms"
-            for name, total in self._total_s.items()
+            f", {name} {1e3 * statistics.mean(found):.1f} ms"
+            for name, found in self._durations_s.items()
         ]
-        self._total_s.clear()
-        self._count.clear()
+        self._durations_s.clear()
         return "".join(parts)

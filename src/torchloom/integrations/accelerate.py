@@ -19,14 +19,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.errors import ConfigError
-from torchloom.integrations.given import ConfigSource, Given
+from torchloom.integrations.given import Given
 from torchloom.integrations.prepare import (
     Preparation,
-    owner_of,
     run_eagerly,
     takes_synced_gpus,
     world_size,
 )
+from torchloom.loop.compile import ConfigSource
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_state_dict, is_sharded
 
@@ -244,14 +244,8 @@ class TorchloomAccelerator(Accelerator):
 
     def _compile_prepared(self) -> None:
         """Let the prepared optimizers follow their models, and compile models whose turn it is."""
-        optimizers = [inner(optimizer) for optimizer in self._optimizers]
         models = [model for model in self._models if is_sharded(model)]
-        for optimizer in optimizers:
-            self._preparation.follow(optimizer)
-        for model in models:
-            own = next((o for o in optimizers if owner_of(o, models) is model), None)
-            if own is not None or not self._preparation.waits_for_optimizer():
-                self._preparation.compile(model, own)
+        self._preparation.compile_all(models, [inner(each) for each in self._optimizers])
 
 
 def _given_to(accelerator: Accelerator) -> list[Given]:

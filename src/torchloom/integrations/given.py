@@ -10,22 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from torchloom import envs
-from torchloom.config import Config, load_config
-from torchloom.config.findings import Findings
-from torchloom.config.frozen import thaw
-from torchloom.config.source import read
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
 
 logger = get_logger(__name__)
 
-ConfigSource = Config | Mapping[str, Any] | str | Path
 DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 3}}
 """What a run asks for that brings no configuration."""
 
@@ -74,21 +68,6 @@ def warn_once(text: str) -> None:
     """Log a warning on the first rank alone."""
     if (dist.get_rank() if dist.is_initialized() else envs.launch().rank) == 0:
         logger.warning("%s", text)
-
-
-def tree_of(source: ConfigSource) -> dict[str, Any]:
-    """Return a configuration as it was written.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    if isinstance(source, Config):
-        return dict(thaw(source.source))  # type: ignore[call-overload]
-    findings = Findings()
-    tree = dict(read(source, findings).tree)
-    if findings.errors:
-        load_config(source)  # raises, and tells all errors
-    return tree
 
 
 def without_host_optimizer(tree: dict[str, Any], caller: str) -> dict[str, Any]:

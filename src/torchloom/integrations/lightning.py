@@ -26,8 +26,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.errors import ConfigError, ShardError
-from torchloom.integrations.given import ConfigSource, Given, tree_of
-from torchloom.integrations.prepare import Preparation, owner_of
+from torchloom.integrations.given import Given
+from torchloom.integrations.prepare import Preparation
+from torchloom.loop.compile import ConfigSource, tree_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded
 from torchloom.shard.roots import sharded_models
@@ -42,7 +43,50 @@ NOT_BROADCAST = "_ddp_params_and_buffers_to_ignore"
 """Names that `DDPStrategy.setup` leaves as they are on each rank before it validates, tests or predicts."""
 
 
-class TorchloomStrategy(DDPStrategy):
+class _Prepared:
+    """What both strategies do before a run: they read the configuration, and refuse what does not fit."""
+
+    def __init__(
+        self,
+        torchloom: ConfigSource | None = None,
+        *,
+        auto: Mapping[str, object] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        options: Mapping[str, object] = self._ddp_kwargs  # type: ignore[attr-defined]
+        if options:
+            raise ConfigError(
+                f"{type(self).__name__} takes no {', '.join(sorted(options))}: nothing is wrapped in "
+                "DistributedDataParallel, and parameters that no rank uses need no option, while those that only some "
+                "ranks use have to be run on every rank"
+            )
+        self._source = None if torchloom is None else tree_of(torchloom)  # a file is read now
+        self._auto = auto or {}
+        self._preparation: Preparation | None = None
+
+    def _prepare(
+        self, precision: object, given: list[Given], unused: Mapping[str, str]
+    ) -> Preparation:
+        caller = type(self).__name__
+        if precision == "16-mixed":
+            raise ConfigError(
+                f"precision={precision!r} with {caller} is not supported, as its loss scaler looks at one rank's "
+                "shards: use precision='bf16-mixed'"
+            )
+        return Preparation(self._source, given=given, auto=self._auto, caller=caller, unused=unused)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        """Make `strategy="torchloom"` work; importing this module has done so.
+
+        Args:
+            strategy_registry: of Lightning, or of Fabric.
+        """
+        strategy_registry.register("torchloom", cls, description="ZeRO under torch.compile")
+
+
+class TorchloomStrategy(_Prepared, DDPStrategy):
     """A Lightning strategy whose modules are sharded and compiled by torchloom.
 
     Checkpoints are those of an unsharded module and load on any number of ranks, with or without torchloom.
@@ -63,19 +107,6 @@ class TorchloomStrategy(DDPStrategy):
         >>> Trainer(strategy=strategy, devices=2).fit(module, loader)  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        torchloom: ConfigSource | None = None,
-        *,
-        auto: Mapping[str, object] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        _refuse_options(self._ddp_kwargs, type(self).__name__)
-        self._source = None if torchloom is None else tree_of(torchloom)  # a file is read now
-        self._auto = auto or {}
-        self._preparation: Preparation | None = None
-
     @property
     def preparation(self) -> Preparation | None:
         """What shards and compiles, with the configuration in use; None before a run."""
@@ -93,16 +124,10 @@ class TorchloomStrategy(DDPStrategy):
         Args:
             trainer: whose arguments fill in what is "auto" in the configuration.
         """
-        _refuse_precision(self.precision_plugin.precision, type(self).__name__)
         _refuse_averages(trainer, type(self).__name__)
         if self._preparation is None:
-            self._preparation = Preparation(
-                self._source,
-                given=_given_to(trainer, self.precision_plugin.precision),
-                auto=self._auto,
-                caller=type(self).__name__,
-                unused=UNUSED,
-            )
+            precision = self.precision_plugin.precision
+            self._preparation = self._prepare(precision, _given_to(trainer, precision), UNUSED)
         if trainer.loggers:
             self._preparation.hear()
         super().setup(trainer)
@@ -120,7 +145,9 @@ class TorchloomStrategy(DDPStrategy):
             trainer: as for `Strategy.setup_optimizers`.
         """
         super().setup_optimizers(trainer)
-        _compile_all(self._prepared, list(roots_of(self._module)), self.optimizers)
+        self._prepared.compile_all(
+            list(roots_of(self._module)), [_inner(each) for each in self.optimizers]
+        )
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -163,15 +190,6 @@ class TorchloomStrategy(DDPStrategy):
         found = {names[root]: self._prepared.session_of(root) for root in roots}
         return {name: session for name, session in found.items() if session is not None}
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make `strategy="torchloom"` work; importing this module has done so.
-
-        Args:
-            strategy_registry: of Lightning.
-        """
-        strategy_registry.register("torchloom", cls, description="ZeRO under torch.compile")
-
     @property
     def _prepared(self) -> Preparation:
         if self._preparation is None:
@@ -179,7 +197,7 @@ class TorchloomStrategy(DDPStrategy):
         return self._preparation
 
 
-class TorchloomFabricStrategy(FabricDDPStrategy):
+class TorchloomFabricStrategy(_Prepared, FabricDDPStrategy):
     """A Fabric strategy whose modules are sharded and compiled by torchloom.
 
     Args:
@@ -195,18 +213,8 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
         >>> model, optimizer = fabric.setup(model, optimizer)  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        torchloom: ConfigSource | None = None,
-        *,
-        auto: Mapping[str, object] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        _refuse_options(self._ddp_kwargs, type(self).__name__)
-        self._source = None if torchloom is None else tree_of(torchloom)  # a file is read now
-        self._auto = auto or {}
-        self._preparation: Preparation | None = None
+    def __init__(self, torchloom: ConfigSource | None = None, **kwargs: Any) -> None:
+        super().__init__(torchloom, **kwargs)
         self._roots: list[nn.Module] = []
         self._backward_sync_control = _EachBackwardReduces()  # type: ignore[assignment]
 
@@ -214,14 +222,9 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
     def preparation(self) -> Preparation:
         """What shards and compiles, with the configuration in use."""
         if self._preparation is None:
-            _refuse_precision(self.precision.precision, type(self).__name__)
-            self._preparation = Preparation(
-                self._source,
-                given=_given_by_precision(self.precision.precision),
-                auto=self._auto,
-                caller=type(self).__name__,
-                unused={**UNUSED, "gradient_clipping": "call fabric.clip_gradients() in the loop"},
-            )
+            precision = self.precision.precision
+            unused = {**UNUSED, "gradient_clipping": "call fabric.clip_gradients() in the loop"}
+            self._preparation = self._prepare(precision, _given_by_precision(precision), unused)
         return self._preparation
 
     def setup_module(self, module: nn.Module) -> Any:
@@ -231,7 +234,7 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
             module: whole, or sharded before.
         """
         self._shard(module)
-        _compile_all(self.preparation, self._roots, [])
+        self.preparation.compile_all(self._roots, [])
         return module
 
     def setup_module_and_optimizers(
@@ -254,7 +257,7 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
         Args:
             optimizer: over parameters of modules that were set up.
         """
-        _compile_all(self.preparation, self._roots, [optimizer])
+        self.preparation.compile_all(self._roots, [_inner(optimizer)])
         return optimizer
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
@@ -282,15 +285,6 @@ class TorchloomFabricStrategy(FabricDDPStrategy):
             module: what `fabric.setup` returned, or the module in it.
         """
         return self.preparation.session_of(getattr(module, "module", module))
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
-        """Make `Fabric(strategy="torchloom")` work; importing this module has done so.
-
-        Args:
-            strategy_registry: of Fabric.
-        """
-        strategy_registry.register("torchloom", cls, description="ZeRO under torch.compile")
 
     def _shard(self, module: nn.Module) -> None:
         roots = list(roots_of(module)) if isinstance(module, LightningModule) else [module]
@@ -340,19 +334,6 @@ def _is_container(module: nn.Module) -> bool:
     return type(module).forward is nn.Module.forward
 
 
-def _compile_all(
-    preparation: Preparation, roots: list[nn.Module], optimizers: list[Optimizer]
-) -> None:
-    """Compile the roots whose turn it is."""
-    optimizers = [_inner(optimizer) for optimizer in optimizers]
-    for optimizer in optimizers:
-        preparation.follow(optimizer)
-    for root in roots:
-        own = next((o for o in optimizers if owner_of(o, [root]) is root), None)
-        if own is not None or not preparation.waits_for_optimizer():
-            preparation.compile(root, own)
-
-
 def _inner(optimizer: Any) -> Optimizer:
     """Return the torch optimizer inside of Lightning's or Fabric's wrapper."""
     wrapped = getattr(optimizer, "_optimizer", None) or optimizer
@@ -384,14 +365,6 @@ def _given_by_precision(precision: object) -> list[Given]:
     ]
 
 
-def _refuse_precision(precision: object, caller: str) -> None:
-    if precision == "16-mixed":
-        raise ConfigError(
-            f"precision={precision!r} with {caller} is not supported, as its loss scaler looks at one rank's "
-            "shards: use precision='bf16-mixed'"
-        )
-
-
 def _refuse_averages(trainer: LightningTrainer, caller: str) -> None:
     """Refuse callbacks that copied the whole model before it was sharded.
 
@@ -404,14 +377,6 @@ def _refuse_averages(trainer: LightningTrainer, caller: str) -> None:
                 f"{type(callback).__name__} keeps a copy of the model from before it is sharded, which {caller} cannot "
                 "step with: drop it, or copy shards yourself after the start (copy.deepcopy in on_train_start)"
             )
-
-
-def _refuse_options(options: Mapping[str, object], caller: str) -> None:
-    if options:
-        raise ConfigError(
-            f"{caller} takes no {', '.join(sorted(options))}: nothing is wrapped in DistributedDataParallel, and "
-            "parameters that no rank uses need no option, while those that only some ranks use have to be run on every rank"
-        )
 
 
 TorchloomStrategy.register_strategies(StrategyRegistry)

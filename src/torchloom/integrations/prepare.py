@@ -30,16 +30,15 @@ from torchloom.config import Config, load_config
 from torchloom.errors import ConfigError, ShardError
 from torchloom.integrations.given import (
     DEFAULT,
-    ConfigSource,
     Given,
     refuse_contradictions,
-    tree_of,
     value_at,
     warn_once,
     with_filled,
     without_host_optimizer,
 )
 from torchloom.log import get_logger
+from torchloom.loop.compile import ConfigSource, tree_of
 from torchloom.loop.precision import cast_inputs, dtype_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import is_sharded, layout_of, whole_states
@@ -180,23 +179,35 @@ class Preparation:
     def _hear(self, metrics: Mapping[str, float], step: int) -> None:
         self.heard = {f"torchloom/{name}": metrics[name] for name in HEARD if name in metrics}
 
-    def waits_for_optimizer(self) -> bool:
-        """Say whether a model can only be compiled once its optimizer is known."""
-        options = self.config.compile
-        return options.memory_budget is not None or options.plan is not None
+    def compile_all(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Let optimizers keep whole states, and compile the models whose turn it is: a memory budget waits for one.
 
-    def follow(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
+        Args:
+            models: sharded.
+            optimizers: the frameworks' wrappers taken off.
+
+        Raises:
+            ShardError: an optimizer steps parameters on meta.
+        """
+        for optimizer in optimizers:
+            self.follow(optimizer)
+        options = self.config.compile
+        waits = options.memory_budget is not None or options.plan is not None
+        for model in models:
+            own = next((each for each in optimizers if _steps(each, model)), None)
+            if own is not None or not waits:
+                self.compile(model, own)
+
+    def follow(self, optimizer: Optimizer) -> None:
         """Let an optimizer write and read whole states.
 
         Args:
             optimizer: over parameters of sharded models.
-            model: which it should step.
 
         Raises:
             ShardError: it steps parameters on meta, which sharding has replaced.
         """
-        stepped = [param for group in optimizer.param_groups for param in group["params"]]
-        if any(param.is_meta for param in stepped):
+        if any(param.is_meta for group in optimizer.param_groups for param in group["params"]):
             raise ShardError(
                 f"this {type(optimizer).__name__} was built over parameters on the meta device, which "
                 f"sharding replaces: let {self.caller} prepare the model first, then build the optimizer "
@@ -223,10 +234,10 @@ class Preparation:
             )
 
 
-def owner_of(optimizer: Optimizer, models: list[nn.Module]) -> nn.Module | None:
-    """Return the first of some models whose parameters an optimizer steps, None if it steps none."""
+def _steps(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Say whether an optimizer steps parameters of a model."""
     stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    return next((m for m in models if any(id(p) in stepped for p in m.parameters())), None)
+    return any(id(param) in stepped for param in model.parameters())
 
 
 def initializer_of(model: nn.Module) -> Callable[[nn.Module], object] | None:

@@ -133,7 +133,7 @@ def make_world(
         if world_size % size:
             raise ConfigError(
                 f"zero_optimization.shard_size={size} does not divide the world size "
-                f"{world_size}: use one of {_divisors(world_size)}"
+                f"{world_size}: use one of its divisors"
             )
         shape, names = ((size,), ("shard",))
         if size != world_size:
@@ -183,7 +183,7 @@ def check_mesh(mesh: Any, world_size: int, device_type: str, shard_size: int | N
     ranks = mesh.mesh.flatten().tolist()
     if sorted(ranks) != list(range(world_size)):
         raise ConfigError(
-            f"the mesh holds the ranks {_some(ranks)}, but the process group has {world_size}: a "
+            f"the mesh holds {len(ranks)} ranks, the first {ranks[:16]}, but the process group has {world_size}: a "
             "model is sharded over all of them, so each must be in the mesh, once"
         )
     if shard_size not in (None, mesh.size(mesh.ndim - 1)):
@@ -191,12 +191,3 @@ def check_mesh(mesh: Any, world_size: int, device_type: str, shard_size: int | N
             f"zero_optimization.shard_size={shard_size} contradicts the mesh, whose last axis has "
             f"{mesh.size(mesh.ndim - 1)} ranks: drop one of the two"
         )
-
-
-def _some(ranks: list[int]) -> str:
-    """Show ranks, the first of many."""
-    return str(ranks) if len(ranks) <= 16 else f"{str(ranks[:16])[:-1]}, ...] ({len(ranks)} in all)"
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]

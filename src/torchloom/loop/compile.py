@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from torchloom.config import Config, load_config
 from torchloom.config.fields import keys_of
 from torchloom.config.findings import Findings
+from torchloom.config.frozen import thaw
 from torchloom.config.schema_compile import CompileSection
 from torchloom.config.source import read
 from torchloom.errors import ConfigError
@@ -23,7 +23,7 @@ from torchloom.log import get_logger
 from torchloom.loop.facts import config_facts
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
-from torchloom.loop.shard_model import log_notes, warn_of_monitors
+from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import OwnSteps
 from torchloom.loop.trackers import LogMetrics, tracker_of
@@ -36,8 +36,6 @@ from torchloom.step import CompileCall, CompiledStep, Driver, build_step, descri
 from torchloom.step.interfaces import STATES
 
 logger = get_logger(__name__)
-
-ConfigSource = Config | Mapping[str, Any] | str | Path
 
 _SECTIONS = ("compile", "zero_optimization", "gradient_accumulation_steps", "torch_autocast")
 """What of a whole config means something here; the loop does the rest."""
@@ -95,8 +93,7 @@ def compile_model(
     if layout.stage == 1:  # clipping in a loop reads whole gradients
         disabled = (*settings.compile.disable_passes, "zero1")
         settings = replace(settings, compile=replace(settings.compile, disable_passes=disabled))
-    if dist.get_rank() == 0:
-        log_notes(settings)
+    log_notes(settings)
     _check(settings, model, optimizer)
     comm = lookup(layout.handle)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
@@ -184,43 +181,43 @@ def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:
 
 def _settings(config: ConfigSource | None, layout: Layout, strict: bool) -> Config:
     """Return the config of a loop: its keys of `compile`, or a whole one of which parts count."""
-    world_size = dist.get_world_size()
     if isinstance(config, Config):
-        _check_stage(config.zero.stage, layout)
-        if dist.get_rank() == 0:
-            warn_of_monitors(config, "torchloom.compile")
-        return replace(
-            config, compile=replace(config.compile, strict=strict or config.compile.strict)
-        )
-    if config is None or (isinstance(config, Mapping) and not config.keys() & set(_SECTIONS)):
-        tree: dict[str, Any] = {"compile": dict(config or {})}
+        found = config
+        warn_of_monitors(found, "torchloom.compile")
     else:
-        findings = Findings()
-        tree = dict[str, Any](read(config, findings).tree)
-        if findings.errors:
-            load_config(config, world_size=world_size)  # raises, and tells all errors
-        _warn_of_others(tree)
-    zero = dict(tree.get("zero_optimization") or {})
-    _check_stage(zero.setdefault("stage", layout.stage), layout)
-    found = load_config({**tree, "zero_optimization": zero}, world_size=world_size)
+        if config is None or (isinstance(config, Mapping) and not config.keys() & set(_SECTIONS)):
+            config = {"compile": dict(config or {})}
+        tree = tree_of(config)
+        others = [name for name in tree if name not in _SECTIONS]
+        if others and dist.get_rank() == 0:
+            logger.warning(
+                "torchloom.compile has no use for %s of the config: a loop of one's own does these itself",
+                ", ".join(others),
+            )
+        zero = {"stage": layout.stage, **(tree.get("zero_optimization") or {})}
+        tree["zero_optimization"] = zero
+        found = load_config(tree, world_size=dist.get_world_size())
+    if found.zero.stage != layout.stage:
+        raise ConfigError(
+            f"zero_optimization.stage is {found.zero.stage}, but this model is sharded at stage "
+            f"{layout.stage}: make them equal, or remove the key"
+        )
     return replace(found, compile=replace(found.compile, strict=strict or found.compile.strict))
 
 
-def _check_stage(stage: object, layout: Layout) -> None:
-    if stage != layout.stage:
-        raise ConfigError(
-            f"zero_optimization.stage is {stage}, but this model is sharded at stage "
-            f"{layout.stage}: make them equal, or remove the key"
-        )
+def tree_of(source: ConfigSource) -> dict[str, Any]:
+    """Return a configuration as it was written.
 
-
-def _warn_of_others(tree: Mapping[str, Any]) -> None:
-    others = [name for name in tree if name not in _SECTIONS]
-    if others and dist.get_rank() == 0:
-        logger.warning(
-            "torchloom.compile has no use for %s of the config: a loop of one's own does these itself",
-            ", ".join(others),
-        )
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if isinstance(source, Config):
+        return dict(thaw(source.source))  # type: ignore[call-overload]
+    findings = Findings()
+    tree = dict(read(source, findings).tree)
+    if findings.errors:
+        load_config(source)  # raises, and tells all errors
+    return tree
 
 
 def _check(settings: Config, model: nn.Module, optimizer: Optimizer | None) -> None:

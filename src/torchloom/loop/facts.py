@@ -15,10 +15,7 @@ from torchloom.loop.owned_params import LocalParams
 
 def config_facts(config: Config) -> dict[str, object]:
     """Return every setting that ranks must share, by its path, and the versions that they run."""
-    facts: dict[str, object] = {
-        "version of torch": torch.__version__,
-    }
-    return {**facts, **_flat(config.shared_values(), "")}
+    return {"version of torch": torch.__version__, **_flat(config.shared_values(), "")}
 
 
 def optimizer_facts(optimizer: Optimizer | None, local: LocalParams) -> dict[str, object]:

@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchloom import envs
 from torchloom.config import Config, load_config
+from torchloom.config.model import TimeoutsConfig
 from torchloom.errors import ConfigError, ShardError
 from torchloom.exchange import Agreement
 from torchloom.last_words import show_last_words
-from torchloom.launch.groups import ensure_process_group, make_world
+from torchloom.launch.groups import World, ensure_process_group, make_world
 from torchloom.log import get_logger
 from torchloom.loop.clip import follow_torch_norms
 from torchloom.loop.optimizer_hooks import count_steps_of, share_buffers_after_steps
@@ -29,6 +30,7 @@ from torchloom.runtime.exchanges import new_agreement
 from torchloom.runtime.lines import Limits, set_limits
 from torchloom.shard import (
     ByModule,
+    Layout,
     Precision,
     facts_of,
     keep_hook,
@@ -127,33 +129,29 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         raise ShardError(
             f"gradient_divide_factor={factor} divides no gradients: pass a positive number"
         )
-    follow_torch_norms()
-    look_at_backward()
-    _meet(settings)
-    if settings is not None and dist.get_rank() == 0:
+    if settings is None:
+        ensure_process_group()
+    else:
+        meet_within(settings.timeouts)
         warn_of_monitors(settings, "torchloom.shard_model")
     world = make_world(mesh, None if settings is None else settings.zero.shard_size)
     check_devices(model, dist.get_backend())
     agreement = new_agreement(world.rank, world.world_size)
-    comm = communicator_of(world.comm, agreement, factor)
-    if comm.world_size * comm.num_replicas == 1 and factor not in (None, 1.0):
+    if world.world_size == 1 and factor not in (None, 1.0):
         raise ShardError(
             f"gradient_divide_factor={factor} on one rank, where nothing is summed: divide the loss by it instead"
         )
-    layout = plan_layout(
+    layout, comm = shard_over(
         model,
+        world,
+        agreement,
+        init=init,
+        divide_factor=factor,
         stage=stage,
-        world_size=comm.world_size,
-        num_replicas=comm.num_replicas,
-        rank=comm.rank,
-        handle=comm.handle,
         persistence_threshold=persistence_threshold,
         precision=precision,
         ignored=list(ignored_params),
     )
-    facts = {"gradient_divide_factor": factor, **facts_of(model, layout)}
-    agreement.check_facts("the model's parameters", facts)
-    shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
     for module, each in by_module.items() if cast_inputs else ():
         for hook in cast_around(module, each):
             keep_hook(model, hook)
@@ -188,16 +186,53 @@ def _refuse_both(names: list[str]) -> None:
         )
 
 
-def _meet(settings: Config | None) -> None:
-    """Join the process group, within the time limits of a config."""
-    if settings is None:
-        ensure_process_group()
-        return
-    limits = settings.timeouts
+def meet_within(limits: TimeoutsConfig, port: int = 29500) -> None:
+    """Join the process group, and let ranks wait for each other as long as a config allows."""
     ensure_process_group(
-        timeout=timedelta(seconds=limits.process_group_s), rendezvous_s=limits.rendezvous_s
+        port,
+        timeout=timedelta(seconds=limits.process_group_s),
+        rendezvous_s=limits.rendezvous_s,
     )
     set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
+
+
+def shard_over(
+    model: nn.Module,
+    world: World,
+    agreement: Agreement,
+    *,
+    init: Callable[[nn.Module], object] | None,
+    divide_factor: float | None = None,
+    before: Callable[[Layout], object] = lambda layout: None,
+    **how: Any,
+) -> tuple[Layout, Communicator]:
+    """Shard a model in place over a communicator of its own. All ranks must call.
+
+    Args:
+        model: plain, or on meta.
+        world: the ranks.
+        agreement: between them.
+        init: fills one module's own parameters, for models on meta.
+        divide_factor: what sums of its gradients are divided by; None: by the number of ranks.
+        before: called once it is planned, before the model changes.
+        how: more arguments of `plan_layout`.
+    """
+    follow_torch_norms()
+    look_at_backward()
+    comm = _communicator_of(world.comm, agreement, divide_factor)
+    layout = plan_layout(
+        model,
+        world_size=comm.world_size,
+        num_replicas=comm.num_replicas,
+        rank=comm.rank,
+        handle=comm.handle,
+        **how,
+    )
+    before(layout)
+    facts = {"gradient_divide_factor": divide_factor, **facts_of(model, layout)}
+    agreement.check_facts("the model's parameters", facts)
+    shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
+    return layout, comm
 
 
 def check_devices(model: nn.Module, backend: str) -> None:
@@ -231,8 +266,8 @@ logger = get_logger(__name__)
 
 
 def warn_of_monitors(config: Config, caller: str) -> None:
-    """Warn of sections that only an engine follows; one rank calls."""
-    if config.monitors.sections:
+    """Warn of sections that only an engine follows."""
+    if config.monitors.sections and dist.get_rank() == 0:
         logger.warning(
             "%s does not write what %s of the config ask for: pass log_to= to torchloom.compile, or use the "
             "trackers of your framework",
@@ -242,16 +277,19 @@ def warn_of_monitors(config: Config, caller: str) -> None:
 
 
 def log_notes(config: Config) -> None:
-    """Log what was translated, assumed or ignored."""
-    for note in config.notes:
+    """Log what a check of the config translated, assumed or ignored."""
+    for note in config.notes if dist.get_rank() == 0 else ():
         level = logging.WARNING if note.level == "warning" else logging.INFO
         logger.log(level, "%s: %s", note.path, note.message)
 
 
-def communicator_of(
-    comm: Communicator, agreement: Agreement, divide_factor: float | None = None
+def _communicator_of(
+    comm: Communicator, agreement: Agreement, divide_factor: float | None
 ) -> Communicator:
     """Return the communicator for a model that is about to be sharded. All ranks must call it.
+
+    A communicator keeps, counts and compares gathered weights by name. So each living model of a process gets its own
+    over the same groups, and names and counts of two models do not mix.
 
     Args:
         comm: over the groups that it will be sharded over.
