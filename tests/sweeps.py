@@ -16,12 +16,12 @@ KEPT: dict[str, tuple[str, ...]] = {
     "step/test_what_plans_say.py::test_what_a_plan_says_is_what_runs": (
         "1-tied-1", "0.85-checkpointed-3",
     ),
-    "engine/test_own_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3", "by_torch-0", "None-3"),
+    "loop/test_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3", "by_torch-0", "None-3"),
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
     "integrations/test_zoo_layers.py::test_architectures_train_to_the_weights_of_the_flat_graph": ("mistral", "mixtral"),
     "numerics/test_region_lengths.py::test_every_length_has_the_same_calls": ("4",),
     "checkpoints/test_others.py::test_plain_torch_reads_it_by_the_names_of_state_dict": ("3-3", "1-2"),
-    "engine/test_own_states.py::test_states_are_whole_and_go_on_with_other_ranks": (
+    "loop/test_optimizer_states.py::test_states_are_whole_and_go_on_with_other_ranks": (
         "3-2-3-adamw", "2-3-2-sgd", "3-3-1-no momentum", "0-2-1-adamw",
     ),
     "shard/test_beside.py::test_sums_beside_modules_train_as_in_one_process": (
@@ -32,7 +32,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "norms-aot_eager", "root-None", "product-aot_eager", "scaled-None",
     ),
     "shard/test_beside.py::test_terms_inside_of_forward": ("total-aot_eager-True", "norms-aot_eager-False", "norms-None-True"),
-    "engine/test_own_clipping.py::test_norms_equal_those_of_one_process": ("stages0", "stages1"),
+    "loop/test_clip.py::test_norms_equal_those_of_one_process": ("stages0", "stages1"),
     "engine/test_stage3_files.py::test_two_steps": ("warmup, both offloaded", "plain, own sizes", "numbers as text"),
     "shard/test_shard_tensor.py::test_other_ranks_read_what_ranks_wrote": ("2-3", "2-1"),
     "docs/test_blocks.py::test_programs_run": (
@@ -89,11 +89,11 @@ KEPT: dict[str, tuple[str, ...]] = {
         "0-False", "1-True", "2-False", "3-True", "3-False",
     ),
     # every program at the stage that gathers, one at each other stage
-    "engine/test_own_frames.py::test_functions_that_dynamo_gives_up": (
+    "loop/test_frames.py::test_functions_that_dynamo_gives_up": (
         "loops-0", "hooks-1", "lstm-2", "hooks-3", "loops-3", "lstm-3", "gru-3", "rnn-3",
     ),
-    "engine/test_own_frames.py::test_forward_takes_gradients": ("2-2", "3-1", "3-2"),
-    "engine/test_own_frames.py::test_inductor": ("lstm",),
+    "loop/test_frames.py::test_forward_takes_gradients": ("2-2", "3-1", "3-2"),
+    "loop/test_frames.py::test_inductor": ("lstm",),
     "engine/test_engines_that_end.py::test_engines_one_after_another": ("-destroyed-whole", "aot_eager-dropped-Broken"),
     "engine/test_engines_inside_engines.py::test_each_parameter_is_treated_as_its_own_engine_says": (
         "1-0-offload0", "0-1-offload1", "3-1-offload3", "2-3-offload5",
@@ -117,7 +117,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "engine/test_unlike_ranks.py::test_an_extra_step_of_an_engines_optimizer": (
         "None-3", "0-2", "1-3",
     ),
-    "engine/test_offload_states.py::test_bit_identical_with_accumulation_and_clipping": (
+    "loop/test_offload_states.py::test_bit_identical_with_accumulation_and_clipping": (
         "0-AdamW", "1-SGD", "2-Adam", "3-AdamW", "3-SGD",
     ),
     "engine/test_offload_activation.py::test_bit_identical_also_with_random_delays_and_poison": (
@@ -256,7 +256,7 @@ ELSEWHERE: dict[str, str] = {
     "engine/test_ragged_budget.py::test_graphs_whose_sizes_are_symbols_follow_as_well":
         "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget",
     "engine/test_offload_activation.py::test_a_long_run_leaks_nothing":
-        "engine/test_offload_states.py::test_slots_bound_the_device_memory_of_a_step",
+        "loop/test_offload_states.py::test_slots_bound_the_device_memory_of_a_step",
     "engine/test_second_plan.py::test_losses_are_those_of_a_run_that_keeps_its_plan":
         "engine/test_second_plan.py::test_a_second_plan_that_compiles_is_kept",
     "faults/test_train_tree.py::test_workers_end_when_torchrun_is_killed":
@@ -307,10 +307,10 @@ ELSEWHERE: dict[str, str] = {
         "engine/test_whole_plan.py::test_graphs_share_the_room_for_weights",
     "test_pool.py::test_ranks_end_with_the_pool":
         "test_pool.py::test_a_failure_is_told_with_its_lines_and_values_and_the_ranks_are_replaced",
-    "engine/test_offload_states.py::test_a_long_run_leaks_nothing":
-        "engine/test_offload_states.py::test_slots_bound_the_device_memory_of_a_step",
-    "engine/test_offload_states.py::test_room_is_made_for_states_where_links_are_slow":
-        "engine/test_offload_states.py::test_the_budget_chooses_the_resident_part",
+    "loop/test_offload_states.py::test_a_long_run_leaks_nothing":
+        "loop/test_offload_states.py::test_slots_bound_the_device_memory_of_a_step",
+    "loop/test_offload_states.py::test_room_is_made_for_states_where_links_are_slow":
+        "loop/test_offload_states.py::test_the_budget_chooses_the_resident_part",
     "plan/test_frontier.py::test_the_smallest_plan_needs_no_more_than_a_checkpoint_per_block":
         "plan/test_frontier.py::test_budgets_are_kept_and_peaks_fall_with_them",
     "security/test_listening.py::test_a_run_of_the_command_train":

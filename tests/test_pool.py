@@ -111,7 +111,7 @@ def test_each_function_meets_the_state_of_a_new_process(tmp_path) -> None:
         return state(rank)
 
     def state(rank: int) -> str:
-        from torchloom.engine import engine
+        from torchloom.engine import state as engine_state
         from torchloom.runtime import communicators
 
         facts = [
@@ -124,7 +124,7 @@ def test_each_function_meets_the_state_of_a_new_process(tmp_path) -> None:
             warnings.filters[0][0],
             POSITION.step,
             POSITION.notes,
-            engine._SERIALS,
+            engine_state._SERIALS,
         ]
         facts += [Planner.would_change.__qualname__, bool(loader.make_loader)]
         # Part of the keys of torch's caches.

@@ -421,6 +421,6 @@ def test_data_of_another_kind_is_refused(tmp_path) -> None:
         return texts
 
     for texts in run_ranks(2, fn):
-        assert "in an iterable dataset, here it is a map-style one" in texts[0]
-        assert "in a map-style dataset, here it is an iterable one" in texts[1]
+        assert "whose length is none, as of iterable ones, here it is" in texts[0]
+        assert "here it is none, as of iterable ones: train on" in texts[1]
         assert "the dataset here has no state_dict" in texts[2]

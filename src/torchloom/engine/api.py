@@ -25,7 +25,7 @@ from torchloom.log import get_logger
 from torchloom.loop.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.loop.optimizer_hooks import count_steps_of
 from torchloom.loop.optimizers import make_optimizer
-from torchloom.loop.owned_params import LocalParams
+from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.precision import shard_precision
 from torchloom.loop.shard_model import log_notes, meet_within, shard_over
 from torchloom.runtime.exchanges import new_agreement
@@ -139,7 +139,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         sync_in_backward=False,
     )
     world = replace(world, comm=comm)
-    local = LocalParams(model, layout, comm)
+    local = OwnedParams(model, layout, comm)
     count_steps_of((each.param for each in local), has_engine=True)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage

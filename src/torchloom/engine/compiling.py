@@ -5,40 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from torchloom.compiler.support import check_supported
-from torchloom.config import Config
+from torchloom.engine.state import EngineState
 from torchloom.errors import EngineError
-from torchloom.exchange import Agreement
-from torchloom.launch.groups import World
 from torchloom.log import get_logger
 from torchloom.loop.compile import compile_step
-from torchloom.loop.offloads import Offloads
-from torchloom.loop.owned_params import LocalParams
-from torchloom.pipeline import CompileReport, PassContract, PassItem, PassRegistry, Schedule
+from torchloom.pipeline import CompileReport, PassContract, PassItem, Schedule
 from torchloom.plan import Plan
-from torchloom.runtime import Account
-from torchloom.step import CompileCall, CompiledStep, Driver
+from torchloom.step import CompileCall, Driver
 
 logger = get_logger(__name__)
 
 
-class Compiling:
+class Compiling(EngineState):
     """Part of `Engine`: it compiles the model."""
-
-    module: nn.Module
-    config: Config
-    optimizer: Optimizer | None
-    world: World
-    local: LocalParams
-    offloads: Offloads
-    global_steps: int
-    _agreement: Agreement
-    _passes: PassRegistry
-    _account: Account
-    _compiled: CompiledStep | None
 
     def register_compile_pass(
         self, name: str, fn: Callable[..., Any], contract: PassContract | None = None

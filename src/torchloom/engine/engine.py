@@ -10,8 +10,6 @@ model in place.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,109 +20,33 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom._torch.module_calls import forget_compiled_call
-from torchloom.checkpoints import Checkpoints, Counters
-from torchloom.config import Config
+from torchloom.checkpoints import Counters
 from torchloom.engine.batches import Batches
 from torchloom.engine.boundary import (
-    Boundary,
     check_holds_off,
     check_step,
     reduces_at_boundary,
 )
 from torchloom.engine.compiling import Compiling
-from torchloom.engine.losses import Scaling, SharedLoss, check_loss, follow_user_backward, mark
+from torchloom.engine.losses import Scaling, check_loss, mark
 from torchloom.engine.module_access import ModuleAccess
-from torchloom.engine.monitors import trackers_of
 from torchloom.engine.queries import Queries
 from torchloom.engine.saving import Saving
-from torchloom.engine.scaling import LossScaler
-from torchloom.engine.timers import Timers
-from torchloom.engine.update import Update
+from torchloom.engine.state import SHARED_LOSS
 from torchloom.errors import unwrapped
-from torchloom.exchange import Agreement
-from torchloom.launch.groups import World
 from torchloom.log import get_logger
-from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import note_rates
-from torchloom.loop.owned_params import LocalParams
-from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of
-from torchloom.loop.step_flops import Work, work_of
-from torchloom.loop.step_log import StepLog
 from torchloom.loop.trackers import LogMetrics, tracker_of
-from torchloom.pipeline import (
-    REGISTRY,
-    PassRegistry,
-)
 from torchloom.position import POSITION
-from torchloom.runtime import Account, tell_step
-from torchloom.shard import Owners, layout_of, unshard
-from torchloom.step import CompiledStep
+from torchloom.runtime import tell_step
+from torchloom.shard import layout_of, unshard
 
 logger = get_logger(__name__)
-
-_SERIALS = itertools.count(1)
-_SHARED_LOSS = SharedLoss()
 
 
 class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
     """Drives forward, backward and step of one sharded model; made by `torchloom.initialize`."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        config: Config,
-        world: World,
-        local: LocalParams,
-        optimizer: Optimizer | None,
-        lr_scheduler: Any,
-        agreement: Agreement,
-    ) -> None:
-        self.module = model
-        self.config = config
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
-        self.training_dataloader: Any = None
-        self.global_steps = 0
-        self.global_samples = 0
-        self.micro_steps = 0
-        self.world = world
-        self.local = local
-        self._owners = Owners(model)
-        self._agreement = agreement
-        self.scaler = LossScaler(
-            config.precision.loss_scale if config.precision.scales_loss else None,
-            config.non_finite.max_consecutive_skips,
-        )
-        self._serial = next(_SERIALS)
-        self._comm_before = world.comm.stats()  # an earlier model may have had this communicator
-        self._checkpoints = Checkpoints(agreement)
-        self._compiled: CompiledStep | None = None
-        self._passes = PassRegistry(REGISTRY)
-        self._account = Account()
-        with self._account.charged():
-            self.offloads = Offloads(config, model, layout_of(model), optimizer, world.device)
-        self._update = Update(config, local, world.comm, self.scaler, self.offloads)
-        batch = config.batch
-        self._boundary = Boundary(batch.accumulation_steps, batch.is_managed)
-        self._num_backwards = 0
-        self._share = _SHARED_LOSS.join(local)
-        follow_user_backward(_SHARED_LOSS)
-        self._step_applied = False
-        check = PlanCheck(world.device, batch.accumulation_steps)
-        self.timers = Timers(config.wall_clock_breakdown, world.device, check)
-        self.work: Work = work_of(model, layout_of(model), world.device)
-        self._step_log = StepLog(
-            world.device,
-            world.rank,
-            world.world_size,
-            world.comm,
-            self.work,
-            check,
-            functools.partial(standing_bytes, model, optimizer, world.comm),
-        )
-        if world.rank == 0:
-            self._step_log.trackers += trackers_of(config.monitors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Cast floating-point inputs to the compute dtype and run the model, in `torch_autocast` if configured."""
@@ -200,7 +122,7 @@ class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
             loss: its value, for logs; None if it is not one number.
         """
         self._take_place()
-        shared = _SHARED_LOSS.backward(self._share, self._scaling)
+        shared = SHARED_LOSS.backward(self._share, self._scaling)
         with self.timers.measure("backward"), unwrapped(), shared, self._account.charged():
             yield
         self._num_backwards += 1
@@ -312,10 +234,6 @@ class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
     def _scaling(self) -> Scaling:
         """By what this engine divides (accumulation) and multiplies (loss scale) its losses."""
         return Scaling(self.gradient_accumulation_steps(), self.scaler.scale)
-
-    def _take_place(self) -> None:
-        """Record this engine and its step as the position that all ranks compare at their next collective."""
-        POSITION.actor, POSITION.step = self._serial, self.global_steps
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a `with` block whose backward passes add up gradients locally, without averaging over ranks.

@@ -169,14 +169,13 @@ class Loader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and that of a dataset that has one of its own."""
-        at, sampler = self._position, self._own_sampler
+        at = self._position
         state: dict[str, Any] = {
             "epoch": at.epoch,
             "samples": at.samples,
             "over": at.is_over,
             "ranks": self._world.world_size,
-            "seed": None if sampler is None else sampler.seed,
-            "length": None if sampler is None else len(self.dataset),  # type: ignore[arg-type]
+            **self._facts(),
         }
         if self._has_stateful_dataset:
             state["dataset"] = self.dataset.state_dict()  # type: ignore[attr-defined]
@@ -207,29 +206,26 @@ class Loader(DataLoader[Any]):
         self._go_to(int(state["epoch"]), self._share(seen, state), bool(state.get("over")))
 
     def _check_same_data(self, state: dict[str, Any]) -> None:
-        sampler = self._own_sampler
-        have = {
-            "length": None if sampler is None else len(self.dataset),  # type: ignore[arg-type]
-            "seed": None if sampler is None else sampler.seed,
-        }
         way_out = "or leave the position out with load_module_only=True"
-        if (state["length"] is None) != (sampler is None):
-            kinds = ("a map-style", "an iterable")
-            raise CheckpointError(
-                f"the saved position is one in {kinds[state['length'] is None]} dataset, here it is "
-                f"{kinds[sampler is None]} one: train on the same data, {way_out}"
-            )
-        for name, value in have.items():
-            if state[name] != value:
+        for name, here in self._facts().items():
+            if state[name] != here:
                 raise CheckpointError(
-                    f"the saved position is one in a dataset whose {name} is {state[name]}, here it is "
-                    f"{value}: train on the same data with the same seed, {way_out}"
+                    f"the saved position is one in a dataset whose {name} is {_told(state[name])}, here it is "
+                    f"{_told(here)}: train on the same data with the same seed, {way_out}"
                 )
         if "dataset" in state and not self._has_stateful_dataset:
             raise CheckpointError(
                 "the checkpoint holds a state of the dataset's own, and the dataset here has no "
                 f"state_dict and load_state_dict: train on the same data, {way_out}"
             )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what says which samples come in which order; None of iterable datasets."""
+        sampler: Any = self._own_sampler
+        return {
+            "length": None if sampler is None else len(sampler.dataset),
+            "seed": None if sampler is None else sampler.seed,
+        }
 
     def _share(self, seen: int, state: dict[str, Any]) -> int:
         """Return how many of the samples that all ranks have seen are this rank's."""
@@ -243,23 +239,13 @@ class Loader(DataLoader[Any]):
                 "first %d out: where rank r reads samples r, r + %d and so on, %d are read twice and none "
                 "is left out; where it is divided otherwise, up to %d samples are read twice and as many "
                 "left out: load on %d ranks, or train on a map-style dataset",
-                state["ranks"],
-                seen,
-                ranks,
-                begin,
-                ranks,
-                again,
-                seen,
-                state["ranks"],
+                *(state["ranks"], seen, ranks, begin, ranks, again, seen, state["ranks"]),
             )
         elif again:
             self._warn(
                 "%d samples of the epoch were read by %d ranks, which %d ranks cannot share evenly: "
                 "%d of them are read twice",
-                seen,
-                state["ranks"],
-                ranks,
-                again,
+                *(seen, state["ranks"], ranks, again),
             )
         return begin
 
@@ -274,6 +260,10 @@ class Loader(DataLoader[Any]):
     def _warn(self, text: str, *args: Any) -> None:
         if self._world.rank == 0:
             logger.warning(text, *args)
+
+
+def _told(value: object) -> object:
+    return "none, as of iterable ones" if value is None else value
 
 
 def make_loader(

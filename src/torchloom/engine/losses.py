@@ -22,7 +22,7 @@ from torchloom._torch.autograd import RunBackward, replace_backward
 from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
-from torchloom.loop.owned_params import LocalParams
+from torchloom.loop.owned_params import OwnedParams
 
 _KEY = "torchloom_engine"
 """Of a mark among the metadata of an autograd node."""
@@ -176,7 +176,7 @@ class Scaling(NamedTuple):
 class Share:
     """What one engine has got from the losses of others since its last step."""
 
-    local: LocalParams
+    local: OwnedParams
     _got: dict[Scaling, list[weakref.ref[Tensor]]] = field(default_factory=dict, init=False)
     """Gradients that backward passes of others made or added to, by how their losses were scaled."""
 
@@ -224,7 +224,7 @@ class SharedLoss:
         """Whether a backward pass of an engine runs; checkpoints run others inside of it."""
         self._shares: weakref.WeakSet[Share] = weakref.WeakSet()
 
-    def join(self, local: LocalParams) -> Share:
+    def join(self, local: OwnedParams) -> Share:
         """Return what a new engine keeps, as long as it lives."""
         share = Share(local)
         self._shares.add(share)

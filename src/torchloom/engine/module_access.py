@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from torchloom.engine.state import EngineState
 from torchloom.errors import EngineAttributeError
 from torchloom.shard import gathered
 
@@ -14,10 +15,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ModuleAccess:
+class ModuleAccess(EngineState):
     """Part of `Engine`: it answers for the model where it has no attribute of its own."""
-
-    module: nn.Module
 
     def __getattr__(self, name: str) -> Any:
         """Return the model's attribute, e.g. `named_parameters`, `state_dict` or `generate`.

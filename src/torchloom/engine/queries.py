@@ -5,34 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from torchloom import envs
-from torchloom.config import Config, thawed_map
-from torchloom.engine.boundary import Boundary
-from torchloom.engine.scaling import LossScaler
-from torchloom.engine.update import Update
-from torchloom.launch.groups import World
+from torchloom.config import thawed_map
+from torchloom.engine.state import EngineState
 from torchloom.loop.precision import dtype_of
-from torchloom.runtime import Account, CommStats, MoveStats, mover_of
+from torchloom.runtime import CommStats, MoveStats, mover_of
 from torchloom.shard import default_threshold, layout_of
 
 
-class Queries:
+class Queries(EngineState):
     """Part of `Engine`: what it tells of its settings."""
-
-    config: Config
-    module: nn.Module
-    optimizer: Optimizer | None
-    scaler: LossScaler
-    world: World
-    micro_steps: int
-    _boundary: Boundary
-    _update: Update
-    _account: Account
-    _comm_before: CommStats
-    _step_applied: bool
 
     @property
     def device(self) -> torch.device:
@@ -49,35 +32,21 @@ class Queries:
         """Number of data-parallel ranks."""
         return self.world.world_size
 
-    @property
-    def global_rank(self) -> int:
-        """This process's global rank."""
-        return self.world.rank
+    global_rank = rank
 
     @property
     def local_rank(self) -> int:
         """This process's rank on its host."""
         return envs.launch().local_rank
 
-    @property
-    def dp_world_size(self) -> int:
-        """Number of data-parallel ranks."""
-        return self.world.world_size
-
-    @property
-    def seq_dp_world_size(self) -> int:
-        """Number of data-parallel ranks: sequences are not divided."""
-        return self.world.world_size
+    dp_world_size = seq_dp_world_size = world_size
 
     @property
     def mp_world_size(self) -> int:
-        """Number of ranks that share one forward pass: 1, as layers are not divided."""
+        """Number of ranks that share one forward pass: 1, as neither layers nor sequences are divided."""
         return 1
 
-    @property
-    def sequence_parallel_size(self) -> int:
-        """Number of ranks that share a sequence: 1."""
-        return 1
+    sequence_parallel_size = mp_world_size
 
     def get_data_parallel_rank(self) -> int:
         """Return this process's rank among the data-parallel ranks."""
@@ -87,9 +56,7 @@ class Queries:
         """Return 0: layers are not divided over ranks."""
         return 0
 
-    def get_model_parallel_rank(self) -> int:
-        """Return 0: layers are not divided over ranks."""
-        return 0
+    get_model_parallel_rank = get_tensor_parallel_rank
 
     @property
     def loss_scale(self) -> float:

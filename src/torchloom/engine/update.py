@@ -27,7 +27,7 @@ from torchloom.log import get_logger
 from torchloom.loop.norms import NonFinite, find_non_finite
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizers import complete_momentum
-from torchloom.loop.owned_params import LocalParams
+from torchloom.loop.owned_params import OwnedParams
 from torchloom.runtime import Communicator
 
 logger = get_logger(__name__)
@@ -43,7 +43,7 @@ class Update:
     """Steps the optimizer with the accumulated gradients."""
 
     config: Config
-    local: LocalParams
+    local: OwnedParams
     comm: Communicator
     scaler: LossScaler
     offloads: Offloads

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchloom.config import Config
-from torchloom.loop.owned_params import LocalParams
+from torchloom.loop.owned_params import OwnedParams
 
 
 def config_facts(config: Config) -> dict[str, object]:
@@ -18,7 +18,7 @@ def config_facts(config: Config) -> dict[str, object]:
     return {"version of torch": torch.__version__, **_flat(config.shared_values(), "")}
 
 
-def optimizer_facts(optimizer: Optimizer | None, local: LocalParams) -> dict[str, object]:
+def optimizer_facts(optimizer: Optimizer | None, local: OwnedParams) -> dict[str, object]:
     """Return an optimizer's kind and, for each group, its parameters and options."""
     if optimizer is None:
         return {"optimizer": None}

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchloom.config import OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
 from torchloom.loop.elementwise import check_elementwise, needs_closure
-from torchloom.loop.owned_params import LocalParams
+from torchloom.loop.owned_params import OwnedParams
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
@@ -24,7 +24,7 @@ def make_optimizer(
     config: OptimizerConfig | None,
     optimizer: Optimizer | OptimizerFactory | None,
     model_parameters: Iterable[Any] | None,
-    local: LocalParams,
+    local: OwnedParams,
     stage: int,
 ) -> Optimizer | None:
     """Build the optimizer of a run, or let a caller's own step this rank's leaves.
@@ -66,7 +66,7 @@ def _check_without_closure(optimizer: Optimizer) -> None:
         )
 
 
-def _over_leaves(optimizer: Optimizer, local: LocalParams) -> Optimizer:
+def _over_leaves(optimizer: Optimizer, local: OwnedParams) -> Optimizer:
     if optimizer.state:
         raise EngineError(
             "the optimizer has stepped before torchloom.initialize: its states belong to "
@@ -106,7 +106,7 @@ def complete_momentum(optimizer: Optimizer) -> None:
 
 
 def _from_factory(
-    factory: OptimizerFactory, params: Groups, local: LocalParams, stage: int
+    factory: OptimizerFactory, params: Groups, local: OwnedParams, stage: int
 ) -> Optimizer:
     """Call a function on whole parameters, where it can group them by shape; at stage 1 again on slices.
 
@@ -151,7 +151,7 @@ def _grouped(optimizer: Optimizer) -> list[list[int]]:
     return [[id(param) for param in group["params"]] for group in optimizer.param_groups]
 
 
-def _params(model_parameters: Iterable[Any] | None, local: LocalParams) -> Groups:
+def _params(model_parameters: Iterable[Any] | None, local: OwnedParams) -> Groups:
     """Return the parameters, or the groups, to optimize: those that the caller names, or all."""
     if model_parameters is None:
         return [each.param for each in local]

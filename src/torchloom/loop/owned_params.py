@@ -46,7 +46,7 @@ class Leaf:
         return self.spec.mode == "sharded" or self.spec.is_sliced
 
 
-class LocalParams:
+class OwnedParams:
     """The trainable parameters of a sharded model, as this rank's optimizer sees them."""
 
     def __init__(self, model: nn.Module, layout: Layout, comm: Communicator) -> None:
@@ -306,11 +306,11 @@ class LocalParams:
 
 
 _LOCALS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Trained parameter -> the `LocalParams` that step it; several engines may share one."""
+"""Trained parameter -> the `OwnedParams` that step it; several engines may share one."""
 
 
 def check_steps_alone(params: Iterable[Tensor]) -> None:
-    """Raise if an optimizer may not step these parameters outside of `LocalParams.stepping`.
+    """Raise if an optimizer may not step these parameters outside of `OwnedParams.stepping`.
 
     Raises:
         EngineError: gradients wait that are not averaged, or whose slices belong to other ranks.

@@ -18,6 +18,7 @@ from torch import nn
 
 from torchloom.deepcompile.profile import Account
 from torchloom.deepcompile.site import Book
+from torchloom.events import StandingFound
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.activation_transfers import option_of
@@ -30,8 +31,7 @@ from torchloom.step.description import StepDescription
 from torchloom.step.interfaces import Driver
 from torchloom.step.planner import TRANSIT, costs_of, make_planner
 from torchloom.step.shared_weights import share_weights
-from torchloom.step.standing import standing_of
-from torchloom.step.standing_parts import found_standing
+from torchloom.step.standing import standing_of, standing_parts
 from torchloom.step.start import start_compiled
 
 
@@ -64,17 +64,16 @@ def build_step(
     driver.host.follow([each.name for each in entry.passes])
     accumulates, may_wait = description.accumulates, description.may_wait
     with driver.as_shards():  # optimizer states have the shapes of what the optimizer steps
+        parts = standing_parts(model, optimizer, accumulates=accumulates, waits=may_wait.states)
         standing = standing_of(
             model,
             optimizer,
             ranks,
+            parts=parts,
             budget_bytes=description.budget_bytes,
             accumulates=accumulates,
             may_wait=may_wait,
             copy_bytes=0 if shared is None else shared.copy_bytes,
-        )
-        found = found_standing(
-            standing, model, optimizer, accumulates=accumulates, waits=may_wait.states
         )
     planner = make_planner(
         standing,
@@ -109,7 +108,12 @@ def build_step(
         planner=planner,
         alike=Alike(ranks.rank, ranks.texts),
         book=book,
-        standing=found,
+        standing=StandingFound(
+            budget_bytes=standing.budget_bytes,
+            base_bytes=standing.base_bytes,
+            step_bytes=standing.step_bytes,
+            parts=parts,
+        ),
         before_forward=driver.before_forward,
         keeps=None if shared is None else shared.store,
         tell=tell_graph,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,12 +17,16 @@ from torchloom.runtime.host import is_on_host
 
 logger = get_logger(__name__)
 
-_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
+_NUM_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
 """Number of tensors of a parameter's size that an optimizer will keep, by its class."""
-_COUNTER_BYTES = 4
-"""An optimizer's count of steps, for each parameter."""
 _RESERVE_BYTES = 16 << 10
-"""For losses, norms, scales and random states, which are not planned one by one."""
+"""For losses, norms, scales, counts of steps and random states, which are not planned one by one."""
+
+
+PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
+STATES, MASTERS = "optimizer states", "master copies"
+Parts = tuple[tuple[str, str, int], ...]
+"""(kind, layer, bytes) of what lives on a rank's device between steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +51,7 @@ class Standing:
     budget_bytes: int | None
     """Device memory that the user allows for the whole step; None: no limit."""
     base_bytes: int
-    """Memory in use before and after each forward and backward; see `_base_bytes`."""
+    """Memory in use before and after each forward and backward; of `standing_parts` and some more."""
     gradient_bytes: int
     """Gradients that are live in the optimizer's step and not part of the base."""
     update_bytes: int = 0
@@ -64,6 +70,7 @@ def standing_of(
     optimizer: Optimizer | None,
     ranks: Agreement,
     *,
+    parts: Parts,
     budget_bytes: int | None,
     accumulates: bool,
     may_wait: MayWait,
@@ -75,18 +82,14 @@ def standing_of(
         model: sharded, so that its parameters hold this rank's shards.
         optimizer: over this rank's leaves.
         ranks: all of them.
+        parts: what `standing_parts` found.
         budget_bytes: device memory that the user allows for the whole step.
         accumulates: whether gradients wait from one micro-step for the next.
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
     """
-    base = ranks.most(
-        "bytes that live on",
-        copy_bytes
-        + _base_bytes(
-            model, optimizer, keeps_gradients=accumulates, keeps_states=not may_wait.states
-        ),
-    )
+    own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
+    base = ranks.most("bytes that live on", own_bytes)
     gradients, update = 0 if accumulates else _trained_bytes(model), 0
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
@@ -109,37 +112,63 @@ def standing_of(
     )
 
 
-def _base_bytes(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    *,
-    keeps_gradients: bool,
-    keeps_states: bool = True,
-) -> int:
-    """Return the bytes in use before and after each forward and backward on this rank.
+def standing_parts(
+    model: nn.Module, optimizer: Optimizer | None, *, accumulates: bool, waits: bool
+) -> Parts:
+    """Return (kind, layer, bytes) of what lives on this rank's device between steps.
+
+    Each storage counts once, for the first name that it has.
 
     Args:
-        model: sharded, so that its parameters hold this rank's shards.
-        optimizer: over this rank's leaves; its states count although the first step makes them.
-        keeps_gradients: whether gradients wait from one micro-step for the next.
-        keeps_states: whether optimizer states live on the device, not in host memory.
+        model: its parameters and buffers.
+        optimizer: its states; None: there are none.
+        accumulates: whether gradients stay from one micro-step to the next, and count.
+        waits: whether optimizer states wait on the host, where they do not count.
     """
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    total = _RESERVE_BYTES + distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
-    if keeps_gradients:
-        total += _trained_bytes(model)
+    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+    layers: dict[int, str] = {}
+    for kind, layer, tensor in _tensors(model):
+        key = tensor.untyped_storage()._cdata
+        if key in layers:
+            continue
+        layers[key] = layer
+        num_bytes = int(tensor.untyped_storage().nbytes())
+        if not is_on_host(tensor):
+            sums[kind, layer] += num_bytes
+        if accumulates and tensor.requires_grad:
+            sums[GRADIENTS, layer] += num_bytes
+    for kind, layer, num_bytes in _of_optimizer(optimizer, layers, waits=waits):
+        sums[kind, layer] += num_bytes
+    return tuple((kind, layer, size) for (kind, layer), size in sums.items() if size)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    for name, param in model.named_parameters():
+        yield PARAMETERS, _layer_of(name), param
+    for name, buffer in model.named_buffers():
+        yield BUFFERS, _layer_of(name), buffer
+
+
+def _of_optimizer(
+    optimizer: Optimizer | None, layers: dict[int, str], *, waits: bool
+) -> Iterator[tuple[str, str, int]]:
+    """Yield what the optimizer keeps, by the layer of the parameter that it steps."""
     if optimizer is None:
-        return total
-    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    masters = distinct_bytes([*tensors, *leaves]) - distinct_bytes(tensors)
-    counters = _COUNTER_BYTES * len(leaves)
-    if not keeps_states:
-        return total + masters + counters
-    states = distinct_bytes(v for state in optimizer.state.values() for v in state.values())
-    if not states:
-        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        states = num_states_of(optimizer) * size + counters
-    return total + masters + states
+        return
+    num_states = num_states_of(optimizer)
+    for group in optimizer.param_groups:
+        for leaf in group["params"]:
+            key = leaf.untyped_storage()._cdata
+            layer = layers.get(key, "")
+            if key not in layers:  # the optimizer steps a copy of its own
+                yield MASTERS, layer, int(leaf.untyped_storage().nbytes())
+            if not waits:
+                made = distinct_bytes(optimizer.state.get(leaf, {}).values())
+                yield STATES, layer, made or num_states * leaf.numel() * leaf.element_size()
+
+
+def _layer_of(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _host_states(
@@ -193,4 +222,4 @@ def num_states_of(optimizer: Optimizer) -> int:
     name = type(optimizer).__name__
     if name == "SGD":
         return int(any(group.get("momentum") for group in optimizer.param_groups))
-    return _STATES.get(name, 2)
+    return _NUM_STATES.get(name, 2)
