@@ -1,4 +1,4 @@
-"""Driving training steps: `initialize`, the engine, and the native calls for one's own loop."""
+"""DeepSpeed's calls: `initialize` and the engine; beside them the names of `loop` for loops of one's own."""
 
 from __future__ import annotations
 

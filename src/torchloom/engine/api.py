@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from torchloom import envs
 from torchloom.config import load_config
 from torchloom.config.monitors import require_packages
 from torchloom.engine.engine import Engine
@@ -20,7 +19,7 @@ from torchloom.engine.loader import make_loader
 from torchloom.engine.schedules import make_lr_scheduler
 from torchloom.errors import ConfigError, ShardError
 from torchloom.last_words import show_last_words
-from torchloom.launch.groups import make_world
+from torchloom.launch.groups import make_world, world_size_of
 from torchloom.log import get_logger
 from torchloom.loop.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.loop.optimizer_hooks import count_steps_of
@@ -101,9 +100,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     brought = {"optimizer": optimizer, "scheduler": lr_scheduler}
     replaced = [name for name, value in brought.items() if value is not None]
     filled = {**_rates_of(optimizer), **(auto or {})}
-    early = load_config(
-        source, world_size=_launched_world_size(mesh), auto=filled, replaced=replaced
-    )
+    early = load_config(source, world_size=world_size_of(mesh), auto=filled, replaced=replaced)
     require_packages(early.monitors)
     if is_sharded(model):
         raise ShardError(
@@ -182,9 +179,3 @@ def _rates_of(optimizer: Any) -> dict[str, object]:
     if not isinstance(optimizer, Optimizer):
         return {}
     return {"scheduler.params.warmup_max_lr": float(optimizer.param_groups[0]["lr"])}
-
-
-def _launched_world_size(mesh: DeviceMesh | None) -> int:
-    if isinstance(mesh, DeviceMesh):  # anything else is refused once there is a process group
-        return mesh.size()
-    return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size

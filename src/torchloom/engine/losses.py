@@ -1,8 +1,11 @@
-"""`loss.backward()` in the place of `engine.backward(loss)`: torch's backward is scaled and counted as the engine's.
+"""What an engine does with losses: it checks them, scales them, and counts their backward passes.
 
-forward            marks the autograd nodes of an engine's outputs
-engine.scale       marks the node of a loss that it has scaled
-loss.backward()    goes from the loss to the nearest marks; these name the engine and the loss scale
+engine.backward    scales a loss for fp16 and accumulation
+loss.backward()    does the same: it goes from the loss to the nearest marks, which name the engine and the loss scale
+forward            marks the autograd nodes of an engine's outputs; `engine.scale` marks the loss that it has scaled
+
+A loss may depend on several engines' models: its backward gives gradients to all of them. Engines whose gradients it
+changed remember how it was scaled, and may step where they scale their own losses equally.
 """
 
 from __future__ import annotations
@@ -177,17 +180,8 @@ class Share:
     """What one engine has got from the losses of others since its last step."""
 
     local: OwnedParams
-    _got: dict[Scaling, list[weakref.ref[Tensor]]] = field(default_factory=dict, init=False)
-    """Gradients that backward passes of others made or added to, by how their losses were scaled."""
-
-    def scalings(self) -> list[Scaling]:
-        """Return how the losses of others were scaled whose gradients are still here."""
-        here = {id(grad) for grad in self.local.present_gradients()}
-        return [
-            scaling
-            for scaling, grads in self._got.items()
-            if any(id(grad) in here for ref in grads if (grad := ref()) is not None)
-        ]
+    _got: list[tuple[Scaling, weakref.ref[Tensor]]] = field(default_factory=list, init=False)
+    """Gradients that backward passes of others made or added to, and how their losses were scaled."""
 
     def check(self, own: Scaling) -> bool:
         """Say whether gradients of others' losses are here.
@@ -195,16 +189,16 @@ class Share:
         Raises:
             EngineError: such a loss was scaled otherwise than this engine's own.
         """
-        found = self.scalings()
-        for each in found:
-            if each != own:
-                raise EngineError(
-                    "some of this engine's gradients come from backward() of another engine, whose loss "
-                    f"was divided by {each.accumulation} accumulation steps and scaled by "
-                    f"{each.loss_scale:g}; here it is {own.accumulation} and {own.loss_scale:g}: give "
-                    "engines that share a loss the same gradient_accumulation_steps and precision, or "
-                    "drop those gradients by zero_grad() of this engine"
-                )
+        here = {id(grad) for grad in self.local.present_gradients()}
+        found = {scaling for scaling, ref in self._got if id(ref()) in here}
+        for each in found - {own}:
+            raise EngineError(
+                "some of this engine's gradients come from backward() of another engine, whose loss "
+                f"was divided by {each.accumulation} accumulation steps and scaled by "
+                f"{each.loss_scale:g}; here it is {own.accumulation} and {own.loss_scale:g}: give "
+                "engines that share a loss the same gradient_accumulation_steps and precision, or "
+                "drop those gradients by zero_grad() of this engine"
+            )
         return bool(found)
 
     def forget(self) -> None:
@@ -213,7 +207,7 @@ class Share:
 
     def note(self, scaling: Scaling, grads: list[Tensor]) -> None:
         """Remember gradients that another engine's loss has changed."""
-        self._got.setdefault(scaling, []).extend(map(weakref.ref, grads))
+        self._got += [(scaling, weakref.ref(each)) for each in grads]
 
 
 class SharedLoss:
@@ -240,6 +234,4 @@ class SharedLoss:
         finally:
             self.is_running = False
         for each, before in others:
-            changed = each.local.changed_gradients(before)
-            if changed:
-                each.note(scaling, changed)
+            each.note(scaling, each.local.changed_gradients(before))

@@ -84,8 +84,6 @@ class EngineState:
         self.work: Work = work_of(model, layout_of(model), world.device)
         self._step_log = StepLog(
             world.device,
-            world.rank,
-            world.world_size,
             world.comm,
             self.work,
             check,

@@ -24,8 +24,8 @@ from torchloom.integrations.prepare import (
     Preparation,
     run_eagerly,
     takes_synced_gpus,
-    world_size,
 )
+from torchloom.launch.groups import world_size_of
 from torchloom.loop.compile import ConfigSource
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_state_dict, is_sharded
@@ -195,7 +195,7 @@ class TorchloomAccelerator(Accelerator):
         """
         self._preparation.shard(model, init=init, device=device)
         # Ranks that generate until their own last token would make different numbers of forward passes.
-        syncs = world_size() > 1 and takes_synced_gpus(model)
+        syncs = world_size_of() > 1 and takes_synced_gpus(model)
         run_eagerly(model, "generate", **({"synced_gpus": True} if syncs else {}))
         _mark(model, True)
         return model
@@ -307,7 +307,7 @@ def _refuse_others(accelerator: Accelerator) -> None:
     state = accelerator.state
     chosen = {name: getattr(state, name, None) for name in ("deepspeed_plugin", "fsdp_plugin")}
     _refuse_plugins({**chosen, "parallelism_config": accelerator.parallelism_config})
-    launched = world_size()
+    launched = world_size_of()
     if accelerator.num_processes != launched:
         raise ConfigError(
             f"{launched} ranks were launched, and the Accelerator takes this process for one of "

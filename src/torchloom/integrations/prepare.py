@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 import torchloom
-from torchloom import envs
 from torchloom.config import Config, load_config
 from torchloom.errors import ConfigError, ShardError
 from torchloom.integrations.given import (
@@ -37,6 +36,7 @@ from torchloom.integrations.given import (
     with_filled,
     without_host_optimizer,
 )
+from torchloom.launch.groups import world_size_of
 from torchloom.log import get_logger
 from torchloom.loop.compile import ConfigSource, tree_of
 from torchloom.loop.precision import cast_inputs, dtype_of
@@ -119,7 +119,7 @@ class Preparation:
             ConfigError: it is wrong, or an "auto" has no value.
         """
         return load_config(
-            self._tree, world_size=world_size(), auto={**self._auto, **auto}, replaced=replaced
+            self._tree, world_size=world_size_of(), auto={**self._auto, **auto}, replaced=replaced
         )
 
     def shard(
@@ -303,11 +303,6 @@ def _autocast_forward(model: nn.Module, dtype: torch.dtype) -> None:
         return cast_inputs(found, torch.float32)
 
     model.__dict__["forward"] = types.MethodType(forward, model)
-
-
-def world_size() -> int:
-    """Return the number of ranks, as the process group or else the launcher says."""
-    return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
 
 
 def _compiles(config: Config) -> bool:

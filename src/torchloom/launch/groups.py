@@ -29,6 +29,13 @@ class World:
     comm: Communicator
 
 
+def world_size_of(mesh: DeviceMesh | None = None) -> int:
+    """Return the number of ranks of a mesh; else of the process group, or, before there is one, of the launcher."""
+    if isinstance(mesh, DeviceMesh):  # anything else is refused once there is a process group
+        return mesh.size()
+    return dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
+
+
 def ensure_process_group(
     port: int = 29500, timeout: timedelta | None = None, *, rendezvous_s: float = RENDEZVOUS_S
 ) -> bool:

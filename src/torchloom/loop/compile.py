@@ -25,7 +25,7 @@ from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
-from torchloom.loop.step_log import OwnSteps
+from torchloom.loop.step_log import LoopSteps
 from torchloom.loop.trackers import LogMetrics, tracker_of
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.pipeline.device import device_bytes
@@ -87,7 +87,7 @@ def compile_model(
         ... )
     """
     _refuse_keys(compile_kwargs)
-    tracker = None if log_to is None else tracker_of(log_to, 1, "")
+    trackers = [] if log_to is None else [tracker_of(log_to, 1, "")]
     layout = layout_of(model)
     settings = _settings(config, layout, strict)
     if layout.stage == 1:  # clipping in a loop reads whole gradients
@@ -106,14 +106,13 @@ def compile_model(
     device = next(model.parameters(), torch.empty(0)).device
     # The loop's own optimizer steps shards wherever they are: nothing is streamed for it.
     host = Offloads(settings, model, layout, None, device)
-    steps = OwnSteps(
+    steps = LoopSteps(
         model,
         optimizer,
         comm,
         device,
-        rank=dist.get_rank(),
         micro_steps=settings.batch.accumulation_steps,
-        tracker=tracker if dist.get_rank() == 0 else None,
+        trackers=trackers if dist.get_rank() == 0 else [],
     )
     driver = Driver(
         ranks=agreement,

@@ -13,13 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchloom import envs
 from torchloom.config import Config, load_config
 from torchloom.config.model import TimeoutsConfig
 from torchloom.errors import ConfigError, ShardError
 from torchloom.exchange import Agreement
 from torchloom.last_words import show_last_words
-from torchloom.launch.groups import World, ensure_process_group, make_world
+from torchloom.launch.groups import World, ensure_process_group, make_world, world_size_of
 from torchloom.log import get_logger
 from torchloom.loop.clip import follow_torch_norms
 from torchloom.loop.optimizer_hooks import count_steps_of, share_buffers_after_steps
@@ -167,9 +166,9 @@ def _read(config: ConfigSource, mesh: DeviceMesh | None) -> Config:
     """Return a configuration that a loop of one's own can follow."""
     found = config
     if not isinstance(found, Config):
-        ranks = dist.get_world_size() if dist.is_initialized() else envs.launch().world_size
-        size = mesh.size() if isinstance(mesh, DeviceMesh) else ranks
-        found = load_config(found, world_size=size, replaced=("optimizer", "scheduler"))
+        found = load_config(
+            found, world_size=world_size_of(mesh), replaced=("optimizer", "scheduler")
+        )
     if found.precision.dtype == "fp16":
         raise ConfigError(
             "fp16.enabled: a loop of one's own scales the loss itself, which shard_model cannot see: use "

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from torchloom import events
@@ -45,8 +45,6 @@ class StepLog:
     """Collects the numbers of one engine's steps."""
 
     device: torch.device
-    rank: int
-    world_size: int
     comm: Communicator
     work: Work
     check: PlanCheck
@@ -148,7 +146,7 @@ class StepLog:
             self._tell(
                 events.StepEnded(
                     step=step,
-                    rank=self.rank,
+                    rank=dist.get_rank(),
                     skipped=skipped,
                     samples=samples,
                     num_skipped=num_skipped,
@@ -201,7 +199,11 @@ class StepLog:
         loss, tokens = _means(loss_sums)
         own = [each.reshape(()).float() for each in losses]
         rank_tokens = _counted(self.tokens)
-        per_rank = rank_tokens if tokens is None else tokens / self.world_size
+        per_rank = (
+            rank_tokens
+            if tokens is None
+            else tokens / (self.comm.world_size * self.comm.num_replicas)
+        )
         return {
             "seconds": seconds,
             "wait_seconds": None if self._began_s is None else began_s - since_s,
@@ -239,7 +241,7 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class OwnSteps:
+class LoopSteps:
     """The steps of one loop: told before each forward and after each step of the optimizer.
 
     It advances the schedule of passes, and tells recorders and trackers of each step.
@@ -249,9 +251,8 @@ class OwnSteps:
         optimizer: the loop's, whose learning rate is told; None: not known. It is not held.
         comm: counts collectives.
         device: of the model.
-        rank: the global one.
         micro_steps: forward and backward passes of an optimizer step.
-        tracker: told of each step; None: recorders alone are.
+        trackers: told of each step, beside recorders.
     """
 
     def __init__(
@@ -261,9 +262,8 @@ class OwnSteps:
         comm: Communicator,
         device: torch.device,
         *,
-        rank: int,
         micro_steps: int,
-        tracker: Tracker | None,
+        trackers: list[Tracker],
     ) -> None:
         # Parameters may lead to the model, which this must not keep alive.
         self._model = weakref.ref(model)
@@ -271,15 +271,12 @@ class OwnSteps:
         self._comm = comm
         self._log = StepLog(
             device,
-            rank,
-            comm.world_size * comm.num_replicas,
             comm,
             Work(flops_per_token=None, peak_tflops=None),
             PlanCheck(device, micro_steps, times=False),
-            standing_bytes=self._standing_bytes,
+            self._standing_bytes,
+            trackers,
         )
-        if tracker is not None:
-            self._log.trackers.append(tracker)
         self._log.restart(time.perf_counter())
         self._step = 0
         self._num_forwards = self._num_forwards_before = 0
@@ -288,8 +285,6 @@ class OwnSteps:
         """Open while a step is measured."""
         # A process that ends under torch's profiler dies of SIGSEGV (torch 2.13).
         weakref.finalize(self, self._measured.close)
-        self._batch: list[tuple[StorageWeakRef, int]] = []
-        """Memory of the step's first batch, with its bytes, where the step is measured."""
 
     def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take in that a forward pass of the compiled model begins.
@@ -307,15 +302,9 @@ class OwnSteps:
         self._log.begin(args, kwargs)
         self._measured.close()
         meter = self._log.check.meter
-        if self._num_forwards == 1:
-            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-            self._batch = [] if meter is None else [_storage_of(each) for each in batch]
-        elif self._num_forwards > self._num_forwards_before:
+        if 1 < self._num_forwards > self._num_forwards_before:
             self._log.check.meter = meter = None  # an evaluation, which no step may follow
         if meter is not None:
-            # A profiler does not see that memory from before it is freed.
-            meter.live_bytes -= sum(size for ref, size in self._batch if ref.expired())
-            self._batch = [each for each in self._batch if not each[0].expired()]
             self._measured.enter_context(meter.phase("step"))
 
     def ended(self, compiled: CompiledStep) -> None:
@@ -338,8 +327,3 @@ class OwnSteps:
         model = self._model()
         optimizer = None if self._optimizer is None else self._optimizer()
         return 0 if model is None else standing_bytes(model, optimizer, self._comm)
-
-
-def _storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
-    storage = tensor.untyped_storage()
-    return StorageWeakRef(storage), storage.nbytes()

@@ -22,13 +22,13 @@ from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
 from torchloom.engine.schedules import make_lr_scheduler
 from torchloom.integrations.accelerate import TorchloomAccelerator, inner
 from torchloom.integrations.given import refuse_contradictions
-from torchloom.integrations.prepare import world_size
 from torchloom.integrations.transformers.arguments import (
     check_optimizer,
     given_by,
     refuse_arguments,
     steps_of,
 )
+from torchloom.launch.groups import world_size_of
 from torchloom.pipeline import CompileSession
 from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded, layout_of
 
@@ -54,7 +54,7 @@ class TorchloomMixin:
         """
         refuse_arguments(self.args)
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
-        given = given_by(self.args, self.model, world_size())
+        given = given_by(self.args, self.model, world_size_of())
         self.accelerator = TorchloomAccelerator.adopt(
             self.accelerator, getattr(self.args, "torchloom", None), given, type(self).__name__
         )
