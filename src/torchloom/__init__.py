@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchloom import backends, compiler, config, events, records, report, serve, shard
+    from torchloom.checkpoints.save_model import save_model
     from torchloom.custom_ops import check_op, custom_op
-    from torchloom.engine import (
-        Engine,
-        all_reduce,
-        clip_grad_norm_,
-        initialize,
-        no_sync,
-        save_model,
-        shard_model,
-    )
-    from torchloom.engine import compile_model as compile
+    from torchloom.engine import Engine, initialize
     from torchloom.errors import PassContractError, TorchloomError
     from torchloom.graph import GraphPass, PassContext
     from torchloom.inspect import entries, expect, explain, explain_call, jit, overhead, watch
     from torchloom.inspect import jit as just_in_time_compile
-    from torchloom.loop.across_ranks import pad_tensors
+    from torchloom.loop.across_ranks import all_reduce, pad_tensors
+    from torchloom.loop.clip import clip_grad_norm_
+    from torchloom.loop.compile import compile_model as compile
+    from torchloom.loop.optimizer_hooks import no_sync
+    from torchloom.loop.shard_model import shard_model
     from torchloom.pipeline import PassContract, register_compile_pass, validate_schedule
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
@@ -40,12 +36,12 @@ _EXPORTS = {
     "PassContract": ("torchloom.pipeline", "PassContract"),
     "PassContractError": ("torchloom.errors", "PassContractError"),
     "TorchloomError": ("torchloom.errors", "TorchloomError"),
-    "all_reduce": ("torchloom.engine", "all_reduce"),
+    "all_reduce": ("torchloom.loop.across_ranks", "all_reduce"),
     "backends": ("torchloom.backends", None),
     "bisect": ("torchloom.pipeline.bisect", "bisect"),
     "check_op": ("torchloom.custom_ops", "check_op"),
-    "clip_grad_norm_": ("torchloom.engine", "clip_grad_norm_"),
-    "compile": ("torchloom.engine", "compile_model"),
+    "clip_grad_norm_": ("torchloom.loop.clip", "clip_grad_norm_"),
+    "compile": ("torchloom.loop.compile", "compile_model"),
     "compiler": ("torchloom.compiler", None),
     "config": ("torchloom.config", None),
     "custom_op": ("torchloom.custom_ops", "custom_op"),
@@ -58,7 +54,7 @@ _EXPORTS = {
     "inspect": ("torchloom.inspect", None),
     "jit": ("torchloom.inspect", "jit"),
     "just_in_time_compile": ("torchloom.inspect", "jit"),
-    "no_sync": ("torchloom.engine", "no_sync"),
+    "no_sync": ("torchloom.loop.optimizer_hooks", "no_sync"),
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.loop.across_ranks", "pad_tensors"),
     "records": ("torchloom.records", None),
@@ -67,10 +63,10 @@ _EXPORTS = {
     "validate_schedule": ("torchloom.pipeline", "validate_schedule"),
     "watch": ("torchloom.inspect", "watch"),
     "initialize": ("torchloom.engine", "initialize"),
-    "save_model": ("torchloom.engine", "save_model"),
+    "save_model": ("torchloom.checkpoints.save_model", "save_model"),
     "serve": ("torchloom.serve", None),
     "shard": ("torchloom.shard", None),
-    "shard_model": ("torchloom.engine", "shard_model"),
+    "shard_model": ("torchloom.loop.shard_model", "shard_model"),
     "support_torch_compile": ("torchloom.serve", "support_torch_compile"),
 }
 

@@ -18,7 +18,7 @@ from torchloom.errors import ConfigError
 from torchloom.graph import PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import REGISTRY, PassItem, PassRegistry, Resolver, Schedule
-from torchloom.pipeline.options import PassOptions, derived_options, joined_options
+from torchloom.pipeline.options import derived_options, joined_options
 from torchloom.pipeline.schedule import ScheduleEntry, Timetable
 from torchloom.plan import Plan
 from torchloom.runtime import Communicator
@@ -141,9 +141,15 @@ def describe_step(
     layout, options = layout_of(model), config.compile
     chosen, inductor_options, kwargs = _compiler(config, call)
     budget = options.memory_budget
-    pinned = load_pinned(options.plan, layout.world_size)
+    pinned = None if options.plan is None else Plan.load(options.plan)
+    if pinned is not None:
+        pinned.check_world(layout.world_size)
     network = _network(comm, device)
-    options_of_passes = pass_options(config, model, network, chosen)
+    options_of_passes = joined_options(  # the last one wins
+        derived_options(layout, chosen, network),
+        {"cast_gathers": {"params": cast_params(config.precision, model, layout)}},
+        options.pass_options,
+    )
     resolver = Resolver(
         layout.stage,
         call.registry,
@@ -171,42 +177,6 @@ def describe_step(
         debug_log=options.debug_log,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
-
-
-def pass_options(
-    config: Config, model: nn.Module, network: Network, backend: str | Callable[..., Any]
-) -> PassOptions:
-    """Return the options of built-in passes: from the model, then from settings, which win.
-
-    Args:
-        config: the run's settings.
-        model: sharded.
-        network: what carries the collectives.
-        backend: compiler of the graphs.
-    """
-    layout = layout_of(model)
-    return joined_options(
-        derived_options(layout, backend, network),
-        {"cast_gathers": {"params": cast_params(config.precision, model, layout)}},
-        config.compile.pass_options,
-    )
-
-
-def load_pinned(path: str | None, world_size: int) -> Plan | None:
-    """Read the plan that a config names.
-
-    Args:
-        path: of a plan.json; None: there is none.
-        world_size: ranks that share one copy of the weights.
-
-    Raises:
-        PlanError: it cannot be read, or was made for another number of ranks.
-    """
-    if path is None:
-        return None
-    plan = Plan.load(path)
-    plan.check_world(world_size)
-    return plan
 
 
 def _compiler(
