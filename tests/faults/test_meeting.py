@@ -241,7 +241,7 @@ def test_meshes_that_do_not_fit() -> None:
         return said
 
     wanted = [
-        "not ProcessGroup", "not str", "3 axes", "ranks [0, 1], but the process group has 4",
+        "not ProcessGroup", "not str", "3 axes", "the first [0, 1], but the process group has 4",
         "but the process group has 4", "shard_size=4 contradicts", "not tuple", "does not divide",
     ]  # fmt: skip
     for said in run_ranks(4, fn):
