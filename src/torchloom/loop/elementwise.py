@@ -6,7 +6,7 @@ over all parameters) would step shards without an error, but to wrong weights. O
 read are known, and a user may declare others (`optimizer.elementwise = True`). Any other runs a trial:
 
     whole     a twin of the optimizer steps small parameters of the model's shapes
-    shards    two more twins step the two halves of the same, with the same gradients
+    half      another twin steps the first half of each, as a rank of two would, with the same gradients
     verdict   refused if an element or a number that the optimizer keeps ends up different, or a state is not
               one value for each element
 
@@ -31,7 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom.errors import EngineError
 from torchloom.log import get_logger
 from torchloom.shard import ParamSpec, divided_by_id
-from torchloom.shard.shards import cut, join, shard_numel_of
+from torchloom.shard.shards import cut, shard_numel_of
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,6 @@ _ELEMENTWISE_OF_OTHERS = {
 }
 """The same of other packages. timm's have an argument `caution`, which divides by a mean over elements."""
 
-_NUM_SHARDS = 2
 _GRADIENT_SCALES = (1.0, 30.0, 0.03, 1.0, 1.0, 300.0, 1.0, 0.1)
 """One trial step each: enough for a lookahead of five, and for limits on a gradient's norm."""
 _TOLERANCE = 1e-3
@@ -74,11 +73,9 @@ class _StandIn(NamedTuple):
             values = values * torch.randn([self.shape[0], *[1] * (len(self.shape) - 1)]).exp()
         return values.to(self.leaf.device)
 
-    def part(self, value: Tensor, rank: int | None) -> Tensor:
-        """Return a copy of what a rank of the trial holds; None holds the whole."""
-        if rank is None or not self.is_divided:
-            return value.clone()
-        return cut(value, rank, shard_numel_of(value.numel(), _NUM_SHARDS))
+    def half(self, value: Tensor) -> Tensor:
+        """Return a copy of what the first of two ranks holds."""
+        return cut(value, 0, shard_numel_of(value.numel(), 2)) if self.is_divided else value.clone()
 
 
 def needs_closure(optimizer: Any) -> bool:
@@ -174,6 +171,10 @@ def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
     """Return why the optimizer may not step shards; None if it may."""
     if needs_closure(optimizer):
         return "its step needs a closure, whose loss differs between ranks"
+
+    def halves(values: Sequence[Tensor]) -> list[Tensor]:
+        return [each.half(value) for each, value in zip(stand_ins, values, strict=True)]
+
     device = stand_ins[0].leaf.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(0)
@@ -185,46 +186,41 @@ def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
         # As under a norm, whose rows some optimizers recognise by this alone (AdamP, SGDP).
         gradients[0] = [_across_rows(*pair) for pair in zip(gradients[0], starts, strict=True)]
         try:
-            whole, *shards = (
-                _stepped(optimizer, stand_ins, starts, gradients, rank)
-                for rank in (None, *range(_NUM_SHARDS))
+            whole = _stepped(optimizer, stand_ins, starts, gradients)
+            half = _stepped(
+                optimizer, stand_ins, halves(starts), [halves(step) for step in gradients]
             )
         except Exception as error:  # noqa: BLE001  code of others, tried on purpose
             first_line = str(error).strip().partition("\n")[0]
             return f"a trial step of it failed ({type(error).__name__}: {first_line})"
-    return _judged(stand_ins, starts, whole, shards)
+    changes = [(one - other).abs() for one, other in zip(whole.weights, starts, strict=True)]
+    apart = [
+        (one - other).abs() for one, other in zip(halves(whole.weights), half.weights, strict=True)
+    ]
+    return _judged(whole, half, changes, apart)
 
 
 def _judged(
-    stand_ins: Sequence[_StandIn],
-    starts: Sequence[Tensor],
-    whole: _Stepped,
-    shards: Sequence[_Stepped],
+    whole: _Stepped, half: _Stepped, changes: Sequence[Tensor], apart: Sequence[Tensor]
 ) -> str | None:
-    """Return what differs between a step over whole values and one over shards."""
-    odd_state = next((each.odd_state for each in (whole, *shards) if each.odd_state), None)
+    """Return what differs between a step over whole values and one over halves."""
+    odd_state = whole.odd_state or half.odd_state
     if odd_state is not None:
         return f"it keeps {odd_state}, which is not one value for each element"
-    if not all(_are_equal(whole.numbers, each.numbers) for each in shards):
+    if whole.numbers.shape != half.numbers.shape or not torch.allclose(
+        whole.numbers, half.numbers, rtol=_TOLERANCE, atol=0, equal_nan=True
+    ):
         return "it keeps a number that it computes over many elements, as Prodigy's step size is"
-    moved = False
-    for index, (each, weight) in enumerate(zip(stand_ins, whole.weights, strict=True)):
-        if not weight.numel():
-            continue
-        change = (weight - starts[index]).abs().max()
-        moved = moved or bool(change > 0)
-        parts = [shard.weights[index] for shard in shards]
-        for found in [join(torch.cat(parts), weight.shape)] if each.is_divided else parts:
-            if not bool((found - weight).abs().max() <= _TOLERANCE * change):
-                return (
-                    "what it does to an element depends on the parameter's shape or other elements"
-                )
-    return None if moved else "a trial step of it changed nothing, so that it cannot be judged"
-
-
-def _are_equal(numbers: Tensor, others: Tensor) -> bool:
-    is_alike = numbers.shape == others.shape
-    return is_alike and torch.allclose(numbers, others, rtol=_TOLERANCE, atol=0, equal_nan=True)
+    moved = [
+        (change.max(), far.max())
+        for change, far in zip(changes, apart, strict=True)
+        if change.numel()
+    ]
+    if not all(bool(far <= _TOLERANCE * change) for change, far in moved):
+        return "what it does to an element depends on the parameter's shape or other elements"
+    if not any(bool(change > 0) for change, _ in moved):
+        return "a trial step of it changed nothing, so that it cannot be judged"
+    return None
 
 
 class _Stepped(NamedTuple):
@@ -241,17 +237,14 @@ def _stepped(
     stand_ins: Sequence[_StandIn],
     starts: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
-    rank: int | None,
 ) -> _Stepped:
-    """Step a twin over whole values or one rank's shards."""
-    params = [
-        nn.Parameter(each.part(value, rank)) for each, value in zip(stand_ins, starts, strict=True)
-    ]
+    """Step a twin over some values."""
+    params = [nn.Parameter(value.clone()) for value in starts]
     torch.manual_seed(1)
     twin = _twin(optimizer, dict(zip((id(each.leaf) for each in stand_ins), params, strict=True)))
     for step in gradients:
-        for each, param, value in zip(stand_ins, params, step, strict=True):
-            param.grad = each.part(value, rank)
+        for param, value in zip(params, step, strict=True):
+            param.grad = value.clone()
         type(optimizer).step(twin)
     numbers = [
         float(found)
