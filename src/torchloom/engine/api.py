@@ -1,4 +1,4 @@
-"""`torchloom.initialize`: from a model and a config to an engine."""
+"""`torchloom.initialize` shards a model as a config says, and returns the engine that trains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole steps over the batches of an iterator, as `train_batch` and `eval_batch` of DeepSpeed's pipeline engine."""
+"""`Engine` takes whole steps over the batches of an iterator, as `train_batch` and `eval_batch` of DeepSpeed's pipeline engine."""
 
 from __future__ import annotations
 

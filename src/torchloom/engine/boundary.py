@@ -1,4 +1,4 @@
-"""Which micro-steps end in an optimizer step."""
+"""Count micro-steps, and say which of them end in an optimizer step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Engine.compile`, and what an engine tells of its compiled graphs."""
+"""`Engine.compile` compiles the model, and the engine tells of its graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine in the place of its model: attributes, modes and weights."""
+"""The engine answers for its model: attributes, modes and weights; names of DeepSpeed's that it lacks say why."""
 
 from __future__ import annotations
 

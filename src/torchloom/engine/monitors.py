@@ -1,4 +1,4 @@
-"""The trackers that a configuration asks for: TensorBoard, Weights & Biases, CSV files.
+"""Write the numbers of steps to what a configuration asks for: TensorBoard, Weights & Biases, CSV files.
 
 Sections and folders are DeepSpeed's, and so are the names `Train/Samples/...`, over the number of samples.
 Beside them stand all metrics of a step under `torchloom/`. Rank 0 writes; where it cannot, it says so once.

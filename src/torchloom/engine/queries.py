@@ -1,4 +1,4 @@
-"""Questions that an engine answers from its settings, its ranks and its optimizer, by DeepSpeed's names."""
+"""The engine answers questions about its settings, its ranks, its optimizer and its last step, by DeepSpeed's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss scaling for fp16: static, or dynamic as in mixed-precision training.
+"""Scale the losses of fp16: by a static number, or by one that follows overflows.
 
 Micikevicius et al., arXiv 1710.03740, section 3.2: the loss is multiplied so that small gradients
 stay representable; a step whose gradients overflow is skipped and the scale halved; after a window

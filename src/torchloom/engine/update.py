@@ -1,4 +1,4 @@
-"""The optimizer step at the accumulation boundary.
+"""Take the optimizer step at the accumulation boundary.
 
 collect    average gradients over ranks; each parameter gets the part that this rank steps
 check      compute one global norm; if it is not finite, all ranks skip the step or end the run

@@ -1,4 +1,4 @@
-"""Process groups: who takes part, on which device, over which axes."""
+"""Make the process group and the mesh of a run: who takes part, on which device, over which axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks must hold alike besides the model and the config, as plain data to compare."""
+"""Write config, optimizer and schedule as plain data, which ranks compare before they train."""
 
 from __future__ import annotations
 

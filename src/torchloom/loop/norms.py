@@ -1,4 +1,4 @@
-"""The norm of gradients over all ranks, by one collective of one number; and which gradient is not finite.
+"""Compute the norm of gradients over all ranks, by one collective of one number, and find one that is not finite.
 
 The norm sums over the gradients that each rank will step with, so a NaN or Inf on one rank makes it not finite on
 all. Then all ranks find the first such gradient by one collective of two numbers. Gradients are averaged already, so

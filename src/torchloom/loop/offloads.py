@@ -1,7 +1,7 @@
 """Move training state to host memory, as settings or passes require.
 
-    optimizer states   pass `offload_opt_states`: the step streams them, see `engine.stream`
-    shards             pass `offload_parameters`: gathers reload them, see `step.host_shards`
+    optimizer states   pass `offload_opt_states`: the step streams them, see `loop.stream`
+    shards             pass `offload_parameters`: gathers reload them, see `place_shards`
 
 Without compiled code the settings decide. With compiled code the running passes decide, so a schedule can
 begin or end either at a step, and `compile.disable_passes` turns it off.

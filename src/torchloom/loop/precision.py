@@ -1,4 +1,4 @@
-"""Dtypes by their config names, inputs cast to the compute dtype, and autocast."""
+"""Cast the inputs of a model to its compute dtype, and give the dtypes that configs name."""
 
 from __future__ import annotations
 

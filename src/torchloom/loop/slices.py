@@ -1,4 +1,4 @@
-"""Stage 1: whole weights of which each rank steps a slice; during the step the parameter is the slice.
+"""Let each rank step a slice of each whole weight (stage 1): during the step the parameter is the slice.
 
     before optimizer.step()    parameters and gradients become this rank's slices
     after it                   they are whole again; the ranks give each other the slices that they stepped

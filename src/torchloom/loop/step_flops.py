@@ -1,4 +1,4 @@
-"""How much work a step does: tokens of a batch, FLOPs of a token, peak of the device.
+"""Count the work of a step: tokens of a batch, FLOPs of a token, peak of the device.
 
     FLOPs per token = 6 for each trained element of a matrix, 4 for each frozen one
 

@@ -1,4 +1,4 @@
-"""What each optimizer step did, in numbers, for recorders and trackers.
+"""Collect what each optimizer step did, in numbers, for recorders and trackers.
 
     begin      notes when the first forward of a step begins
     forward    counts the tokens of a batch

@@ -9,7 +9,7 @@
     compiled         the running step: follows its schedule, plans again, keeps the first plan's code until all
                      ranks have compiled the second plan
 
-`engine.compile()` and `torchloom.compile(model, ...)` are two callers of `build_step`.
+`loop.compile.compile_step` calls both, for `engine.compile()` and `torchloom.compile(model, ...)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is compiled for one training step, as one plain value."""
+"""Describe what is compiled for one training step, as one plain value made of config and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory of a step outside its graphs: bytes that stay between steps, or that the update needs."""
+"""Add up the device memory of a step outside its graphs: what stays between steps, and what the update needs."""
 
 from __future__ import annotations
 

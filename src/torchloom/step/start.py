@@ -1,4 +1,4 @@
-"""Where calls of a model begin to go through a session: at the start, and when a schedule or a plan changes."""
+"""Let calls of a model go through a session: at the start, and when a schedule or a plan changes."""
 
 from __future__ import annotations
 
