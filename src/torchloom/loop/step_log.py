@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from torchloom import events
@@ -285,6 +286,8 @@ class LoopSteps:
         """Open while a step is measured."""
         # A process that ends under torch's profiler dies of SIGSEGV (torch 2.13).
         weakref.finalize(self, self._measured.close)
+        self._batch: list[tuple[StorageWeakRef, int]] = []
+        """Memory of the step's first batch, with its bytes, where the step is measured."""
 
     def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take in that a forward pass of the compiled model begins.
@@ -302,9 +305,15 @@ class LoopSteps:
         self._log.begin(args, kwargs)
         self._measured.close()
         meter = self._log.check.meter
-        if 1 < self._num_forwards > self._num_forwards_before:
+        if self._num_forwards == 1:
+            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            self._batch = [] if meter is None else [_storage_of(each) for each in batch]
+        elif self._num_forwards > self._num_forwards_before:
             self._log.check.meter = meter = None  # an evaluation, which no step may follow
         if meter is not None:
+            # A profiler does not see that memory from before it is freed.
+            meter.live_bytes -= sum(size for ref, size in self._batch if ref.expired())
+            self._batch = [each for each in self._batch if not each[0].expired()]
             self._measured.enter_context(meter.phase("step"))
 
     def ended(self, compiled: CompiledStep) -> None:
@@ -327,3 +336,8 @@ class LoopSteps:
         model = self._model()
         optimizer = None if self._optimizer is None else self._optimizer()
         return 0 if model is None else standing_bytes(model, optimizer, self._comm)
+
+
+def _storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
+    storage = tensor.untyped_storage()
+    return StorageWeakRef(storage), storage.nbytes()
