@@ -52,7 +52,7 @@ def test_full_memory_is_known_by_any_of_its_names(error, memory: str) -> None:
         ("/x/torchloom/plan/search.py", "while planning"),
         ("/x/torch/_inductor/compile_fx.py", "while compiling"),
         ("/x/torchloom/pipeline/session.py", "while compiling"),
-        ("/x/torchloom/engine/checkpoint.py", "while saving or loading a checkpoint"),
+        ("/x/torchloom/checkpoints/write.py", "while saving or loading a checkpoint"),
         ("/x/torch/distributed/checkpoint/writer.py", "while saving or loading a checkpoint"),
         ("/x/model.py", "in step 2"),
     ],

@@ -33,7 +33,7 @@ _PHASES = (
     ("while planning", ("/torchloom/plan/", "/torchloom/step/planner.py")),
     (
         "while saving or loading a checkpoint",
-        ("/torchloom/engine/checkpoint", "/distributed/checkpoint/"),
+        ("/torchloom/checkpoints/", "/distributed/checkpoint/"),
     ),
     (
         "while compiling",
