@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from torchloom.checkpoints import lock, weight_files
-from torchloom.checkpoints import save_model as export
 from torchloom.engine.monitors import _append
 from torchloom.errors import TorchloomError
 from torchloom.files import open_to_append, write_whole
@@ -49,7 +48,7 @@ WRITERS = {
             [WEIGHT, WEIGHT._replace(name="v")], parts, p.parent, 8
         ),
     ),
-    "weights by torch.save": ("a.pt", lambda path: export._pickle({"w": torch.ones(2)}, path)),
+    "weights by torch.save": ("a.pt", lambda p: weight_files.write_file([WEIGHT], parts, p)),
     "a dump of a graph": ("g.00.pass.txt", dump_graph),
     "a tracker's csv": ("a.csv", lambda path: _append(path, "Train/a", 1, 2.0)),
     "metrics": ("metrics.jsonl", write_sink),

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchloom.checkpoints.trained import buffers_of
+from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.engine.elementwise import check_once
 from torchloom.engine.own_slices import begin_step, call_closure_first, end_step
 from torchloom.engine.rates import note_rates
