@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from torchloom.checkpoints import folder
 from torchloom.checkpoints.manifest import (
-    NAME,
     Manifest,
     check_files,
     check_names,
@@ -165,12 +164,10 @@ def _verify(path: Path, ranks: Together) -> list[str]:
 
 
 def _look(path: Path, ranks: Together) -> tuple[str, list[str]]:
-    if not path.is_dir():
-        return "", [f"{path} is missing"]
     try:
         manifest = read_manifest(path)
-        seal = hashlib.sha256((path / NAME).read_bytes()).hexdigest()
     except CheckpointError as error:
         return "", [str(error)]
+    seal = hashlib.sha256(manifest.to_bytes()).hexdigest()
     wrong = check_names(path, manifest) if ranks.rank == 0 else []
     return seal, wrong or check_files(path, manifest, ranks.rank, ranks.world_size)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from torchloom._torch.dcp import StoredChunk, StoredTensor
-from torchloom.checkpoints.manifest import first_line, reading
+from torchloom.checkpoints.manifest import reading
 from torchloom.checkpoints.tensors import read_index
 from torchloom.checkpoints.values import decode
 from torchloom.errors import CheckpointError
 
+_FACTS = "engine.json"
 FORMAT = 3
 """Of what a checkpoint holds."""
 
@@ -51,14 +52,8 @@ class Contents:
         Raises:
             CheckpointError: it cannot be read.
         """
-        try:
+        with reading(self.path / _FACTS, f" at {name!r}"):
             return self.fetch(name, self.trees[name])
-        except CheckpointError:
-            raise
-        except Exception as error:  # bytes of a damaged file may fail anywhere in `decode`
-            raise CheckpointError(
-                f"{self.path}: the value {name!r} cannot be read: {first_line(error)}"
-            ) from error
 
     def fetch(self, name: str, tree: Any) -> Any:
         """Return a value that is part of the tree `name`."""
@@ -160,8 +155,8 @@ def read_contents(path: Path, rank: int = 0, world_size: int = 0) -> Contents:
     Raises:
         CheckpointError: it cannot be read.
     """
-    facts = _read_json(path / "engine.json")
-    try:
+    with reading(path / _FACTS):
+        facts = _read_json(path / _FACTS)
         version = facts["format"]
         if version != FORMAT:
             raise CheckpointError(
@@ -182,12 +177,6 @@ def read_contents(path: Path, rank: int = 0, world_size: int = 0) -> Contents:
             contents.trees.update(own)
             contents.prefixes = dict.fromkeys(own, f"rank{rank}/")
         return contents
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged index may have any shape: KeyError, TypeError, ...
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be read: {type(error).__name__}: {first_line(error)}"
-        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -27,48 +27,22 @@ from torchloom.checkpoints.values import Value, add_state, value_of
 from torchloom.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError
 
-_SETTINGS = frozenset(
-    [
-        "lr",
-        "initial_lr",
-        "betas",
-        "eps",
-        "weight_decay",
-        "momentum",
-        "dampening",
-        "nesterov",
-        "amsgrad",
-        "maximize",
-        "alpha",
-        "centered",
-    ]
+_SETTINGS, _OWN = (
+    frozenset(names.split())
+    for names in (
+        # Of a parameter group: what is not of one implementation of an optimizer.
+        """
+        lr initial_lr betas eps weight_decay momentum dampening nesterov amsgrad maximize alpha centered
+        """,
+        # Keys of DeepSpeed's; all others are of the caller's `client_state`.
+        """
+        module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments
+        lr_scheduler data_sampler random_ltd skipped_steps sparse_tensor_module_names global_steps
+        global_samples dp_world_size ds_config mp_world_size ds_version checkpoint_parallel_dimensions
+        universal_checkpoint_info
+        """,
+    )
 )
-"""Of a parameter group: what is not of one implementation of an optimizer."""
-_OWN = frozenset(
-    [
-        "module",
-        "buffer_names",
-        "optimizer",
-        "param_shapes",
-        "frozen_param_shapes",
-        "shared_params",
-        "frozen_param_fragments",
-        "lr_scheduler",
-        "data_sampler",
-        "random_ltd",
-        "skipped_steps",
-        "sparse_tensor_module_names",
-        "global_steps",
-        "global_samples",
-        "dp_world_size",
-        "ds_config",
-        "mp_world_size",
-        "ds_version",
-        "checkpoint_parallel_dimensions",
-        "universal_checkpoint_info",
-    ]
-)
-"""Keys of DeepSpeed's; all others are of the caller's `client_state`."""
 
 
 class Imported(NamedTuple):

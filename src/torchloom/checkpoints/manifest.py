@@ -92,7 +92,8 @@ def reading(path: Path, where: str = "") -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # readers of JSON and of torch over damaged bytes raise anything
-        raise CheckpointError(f"{path} is damaged{where}: {first_line(error)}") from error
+        kind = type(error).__name__
+        raise CheckpointError(f"{path} is damaged{where}: {kind}: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:

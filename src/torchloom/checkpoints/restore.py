@@ -26,6 +26,7 @@ from torchloom.checkpoints.engine_values import (
     kind_of,
     modules_with_extra_state,
 )
+from torchloom.checkpoints.manifest import reading
 from torchloom.checkpoints.restore_model import (
     Write,
     check_same_model,
@@ -212,7 +213,8 @@ def _prepare_run(
         before = copy.deepcopy(scheduler.state_dict())
         ready.setters.append((scheduler.load_state_dict, contents.value("scheduler"), before))
     _prepare_loader(engine, contents, ready)
-    if contents.world_size == engine.world.world_size:
+    is_same = contents.world_size == engine.world.world_size
+    if is_same and "generators" in contents.trees:
         ready.setters.append((rng.restore, contents.value("generators"), rng.capture()))
     else:
         ranks = f"written by {contents.world_size} ranks, {engine.world.world_size} load it"
@@ -232,10 +234,8 @@ def _check_kind(contents: Contents, what: str, present: object) -> None:
 
 
 def _counters(engine: Trained, contents: Contents) -> Counters:
-    try:
+    with reading(contents.path, " at the counters"):
         counters = Counters(**contents.value("counters"))
-    except TypeError as error:
-        raise CheckpointError(f"{contents.path}: counters cannot be read: {error}") from error
     steps, saved = engine.gradient_accumulation_steps(), int(contents.facts["accumulation_steps"])
     if saved == steps:
         return counters
@@ -252,14 +252,11 @@ def _counters(engine: Trained, contents: Contents) -> Counters:
 def _prepare_scaler(engine: Trained, contents: Contents, ready: _Prepared) -> None:
     """Prepare the loss scale, and gradients that wait, which are multiples of it."""
     state, scaler = contents.value("scaler"), engine.scaler
-    try:
-        trial = copy.copy(scaler)
-        trial.load_state_dict(state)
-        saved_scale = float(trial.scale)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{contents.path}: the loss scale cannot be read: {error}") from error
-    if not saved_scale > 0:
-        raise CheckpointError(f"{contents.path}: the loss scale is {saved_scale}")
+    with reading(contents.path, " at the loss scale"):
+        copy.copy(scaler).load_state_dict(state)  # a trial
+        saved_scale = float(state["scale"])
+        if not saved_scale > 0:
+            raise ValueError(f"the loss scale is {saved_scale}")
     is_static = scaler.config is None or bool(scaler.config.static_scale)
     if is_static or not contents.facts["scales_loss"]:
         # The scale is a setting, or the run that saved had none.

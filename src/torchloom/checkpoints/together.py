@@ -20,7 +20,6 @@ from torchloom._torch.hush import hushed_store
 from torchloom.checkpoints.manifest import first_line
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
 from torchloom.exchange import Alone, Exchange, StoreExchange
-from torchloom.position import POSITION
 from torchloom.runtime.lines import how_gone, longest_s
 
 _FAREWELL_S = 5.0
@@ -119,9 +118,7 @@ class Together:
             ) from error
 
     def look(self, missing: Callable[[], list[int]]) -> None:
-        """Raise, as `RankWatch`, if a rank that is waited for has ended, or the run is known not to go on."""
-        if POSITION.verdict is not None:
-            raise POSITION.verdict.error()
+        """Raise, as `RankWatch`, if a rank that is waited for has ended, or one has left the task."""
         gone = {rank: how for rank in range(self.world_size) if (how := how_gone(rank))}
         lost = gone.keys() & set(missing()) if gone else ()
         for rank in lost:

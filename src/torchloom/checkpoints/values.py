@@ -159,17 +159,14 @@ def plain_tensor(value: Tensor, where: str) -> Tensor:
     Raises:
         CheckpointError: it is of a class, layout or device that would not come back.
     """
-    odd = None
-    if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        odd = f"a {type(value).__module__}.{type(value).__qualname__}"
-    elif value.is_meta:
-        odd = "a tensor on meta, without values"
-    elif value.layout != torch.strided or value.is_quantized or value.is_nested:
-        odd = f"a {'quantized' if value.is_quantized else value.layout} tensor"
-    if odd is not None:
+    kind, dtype, layout = type(value), value.dtype, value.layout
+    is_dense = layout == torch.strided and not (
+        value.is_meta or value.is_quantized or value.is_nested
+    )
+    if not is_dense or kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise CheckpointError(
-            f"{where} is {odd}, which a checkpoint cannot keep: it holds plain dense tensors. Turn it "
-            "into one, or leave it out"
+            f"{where} is a {kind.__module__}.{kind.__qualname__} ({dtype}, {layout}, {value.device}), which a "
+            "checkpoint cannot keep: it holds plain dense tensors. Turn it into one, or leave it out"
         )
     return value.detach().resolve_conj().resolve_neg()
 

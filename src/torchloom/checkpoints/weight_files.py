@@ -20,6 +20,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -54,15 +55,14 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     """Of the file."""
+    parts: Callable[[], Iterable[Tensor]]
+    """Returns its elements in order, in one tensor or several, of any floating-point dtype where its own is one;
+    called once."""
 
     @property
     def num_bytes(self) -> int:
         """Its size in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-Parts = Callable[[Weight], Iterable[Tensor]]
-"""Returns a weight's elements in order, in one tensor or several, of any floating-point dtype where its own is one."""
 
 
 def config_of(model: nn.Module) -> dict[str, Any] | None:
@@ -79,7 +79,6 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
 
 def write_folder(
     weights: Sequence[Weight],
-    parts: Parts,
     folder: Path,
     shard_bytes: int,
     config: dict[str, Any] | None = None,
@@ -88,7 +87,6 @@ def write_folder(
 
     Args:
         weights: what to write, in this order.
-        parts: called for each weight once, in order.
         folder: target; an export that is there is replaced when the new one is complete.
         shard_bytes: size at which a new file begins; a larger tensor has a file of its own.
         config: what config.json is to hold, with the dtype of the files; None leaves the one that is there.
@@ -105,7 +103,7 @@ def write_folder(
         for name, shard in zip(names, shards, strict=True):
             with open_partial(folder / name) as file:
                 partials.append(Path(file.name))
-                _write(file, shard, parts)
+                _write(file, shard)
         written = [
             partial.replace(folder / name) for partial, name in zip(partials, names, strict=True)
         ]
@@ -129,12 +127,11 @@ def write_folder(
     return written
 
 
-def write_file(weights: Sequence[Weight], parts: Parts, path: Path) -> None:
-    """Write weights into one file, which appears once it is complete.
+def write_file(weights: Sequence[Weight], path: Path) -> list[Path]:
+    """Write weights into one file, which appears once it is complete; return its path.
 
     Args:
         weights: what to write, in this order.
-        parts: called for each weight once, in order.
         path: `*.safetensors`, or any other suffix for `torch.save`, for which all weights are held.
 
     Raises:
@@ -145,13 +142,14 @@ def write_file(weights: Sequence[Weight], parts: Parts, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         if path.suffix == ".safetensors":
-            _write(file, weights, parts)
+            _write(file, weights)
         else:
             whole = {
-                each.name: torch.cat([part.to(each.dtype).reshape(-1) for part in parts(each)])
+                each.name: torch.cat([part.to(each.dtype).reshape(-1) for part in each.parts()])
                 for each in weights
             }
             torch.save({each.name: whole[each.name].view(each.shape) for each in weights}, file)
+    return [path]
 
 
 def _names(folder: Path, width: int) -> list[str]:
@@ -186,7 +184,7 @@ def _shards(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weight]]:
     return shards
 
 
-def _write(file: IO[bytes], weights: Sequence[Weight], parts: Parts) -> None:
+def _write(file: IO[bytes], weights: Sequence[Weight]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for weight in weights:
@@ -206,7 +204,7 @@ def _write(file: IO[bytes], weights: Sequence[Weight], parts: Parts) -> None:
     file.write(len(text).to_bytes(8, "little") + text)
     for weight in weights:
         written = 0
-        for part in parts(weight):
+        for part in weight.parts():
             flat = part.to(weight.dtype).contiguous().reshape(-1).view(torch.uint8)
             content: Any = flat.numpy()
             file.write(content)
@@ -238,21 +236,14 @@ def export(
             checkpoint.
         OSError: a file cannot be written.
     """
-    weights, keys = [], {}
+    weights = []
     for key, stored in contents.index.items():
         kind, _, name = key.partition("/")
         if kind in ("model", "buffer"):
             kept = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
-            weights.append(Weight(name, stored.shape, kept))
-            keys[name] = key
+            weights.append(Weight(name, stored.shape, kept, partial(contents.in_order, key)))
     if not weights:
         raise CheckpointError(f"{contents.path} holds no weights")
     if config is None and isinstance(contents.facts.get("model_config"), dict):
         config = contents.facts["model_config"]
-    return write_folder(
-        sorted(weights),
-        lambda weight: contents.in_order(keys[weight.name]),
-        folder,
-        shard_bytes,
-        config,
-    )
+    return write_folder(sorted(weights, key=lambda w: w.name), folder, shard_bytes, config)
