@@ -17,6 +17,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -48,14 +49,24 @@ _HANDED_ON = "Original Traceback"
 _FRAME = re.compile(r'\s*File "([^"]+)", line \d+')
 _SHOWN = 6
 """Frames of the user's that an error of ours shows, the innermost first: it may be one of a model's forward."""
-_HOW = ["has ended its program"]
 
 
 Explain = Callable[[str, RuntimeError], TorchloomError]
 Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
-_EXPLAIN: list[Explain] = []
-_BEFORE: list[Hook] = []
-"""What showed errors before torchloom did."""
+
+
+@dataclass
+class _Ending:
+    """How this process ends, and who tells it."""
+
+    how: str = "has ended its program"
+    explain: Explain | None = None
+    """Returns what all ranks together know of a broken connection."""
+    before: Hook | None = None
+    """What showed errors before torchloom did."""
+
+
+_ENDING = _Ending()
 
 
 def show_last_words() -> None:
@@ -63,13 +74,12 @@ def show_last_words() -> None:
     is_around = sys.excepthook.__module__.startswith(
         "torch.distributed"
     )  # prefixes lines with the rank
-    if not _BEFORE or envs.is_launched() or is_around:
+    if _ENDING.before is None or envs.is_launched() or is_around:
         _install()
 
 
 def _install() -> None:
-    if not _BEFORE:
-        _BEFORE.append(sys.excepthook)
+    _ENDING.before = _ENDING.before or sys.excepthook
     if envs.is_launched():
         logging.getLogger(_TELLS_TWICE).addFilter(_without_stack)
     sys.excepthook = _show  # again after a process group was made, whose own hook is around it then
@@ -83,19 +93,18 @@ def _without_stack(record: logging.LogRecord) -> bool:
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     call = _broken_call(error, trace)
-    if _EXPLAIN and call and isinstance(error, RuntimeError):
-        error = _EXPLAIN[-1](call, error)
+    if _ENDING.explain is not None and call and isinstance(error, RuntimeError):
+        error = _ENDING.explain(call, error)
     first = _first(_cause(error))
     said = _first_line(first)
-    _HOW[0] = f"has failed with {type(first).__name__}" + (f": {said}" if said else "")
-    is_told = isinstance(first, TorchloomError) or envs.is_launched() or bool(_EXPLAIN)
-    if isinstance(error, KeyboardInterrupt) or not is_told:
-        _BEFORE[0](kind, error, trace)
-        return
-    words = last_words(error, trace)
-    _tell_torchrun(words)
-    if envs.is_on("TORCHLOOM_TRACEBACK"):
-        _BEFORE[0](kind, error, trace)
+    _ENDING.how = f"has failed with {type(first).__name__}" + (f": {said}" if said else "")
+    is_told = isinstance(first, TorchloomError) or envs.is_launched() or _ENDING.explain
+    is_shown = isinstance(error, KeyboardInterrupt) or not is_told
+    words = "" if is_shown else last_words(error, trace)
+    if words:
+        _tell_torchrun(words)
+    if is_shown or envs.is_on("TORCHLOOM_TRACEBACK"):
+        (_ENDING.before or sys.__excepthook__)(kind, error, trace)
     else:
         print(words, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -134,8 +143,8 @@ def tell_at_the_end(tell: Callable[[str], None], explain: Explain) -> None:
             ranks together know of it.
     """
     _install()
-    _EXPLAIN.append(explain)
-    atexit.register(lambda: tell(f"{_HOW[0]}, in step {POSITION.step}"))
+    _ENDING.explain = explain
+    atexit.register(lambda: tell(f"{_ENDING.how}, in step {POSITION.step}"))
 
 
 def _broken_call(error: BaseException, trace: TracebackType | None) -> str:

@@ -126,10 +126,10 @@ def test_command_imports_what_other_commands_read(kind, ranks, saved, tmp_path) 
     assert "step 4" in result.output
     contents = read_contents(tmp_path / "out" / "global_step4")
     for name, param in saved.model.named_parameters():
-        assert torch.equal(contents.payload.whole(f"model/{name}"), param.detach()), name
+        assert torch.equal(contents.whole(f"model/{name}"), param.detach()), name
     for name, held in saved.states.items():
         for key, value in held.items():
-            assert torch.equal(contents.payload.whole(f"optim/{name}/{key}"), value), name
+            assert torch.equal(contents.whole(f"optim/{name}/{key}"), value), name
     metadata = torch.distributed.checkpoint.FileSystemReader(contents.path).read_metadata()
     assert "head.weight" in metadata.state_dict_metadata  # the other name of the tied weight
     verified = CliRunner().invoke(
@@ -170,7 +170,7 @@ def damage(path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("cut", "optim_states.pt is damaged"),
+        ("cut", "optim_states.pt (is damaged|cannot be read)"),
         ("gone", "was saved by 2 ranks and has the files of 1"),
         ("no latest", "no checkpoint of DeepSpeed's in"),
         ("tensor parallel", "is of tensor, pipeline or expert parallelism"),

@@ -78,26 +78,28 @@ class Writing(nn.Module):
 REFUSED = {
     "a wrapper": (lambda p: Lookahead(torch.optim.SGD(p, lr=0.1)), None, "Lookahead holds another"),
     "a key": (lambda p: Telling(p, lr=0.1), None, "holds lookahead beside"),
-    "a class": (lambda p: Boxed(p, lr=0.1), None, "test_checkpoint_foreign.OtherClass"),
+    "a class": (lambda p: Boxed(p, lr=0.1), None, "test_foreign.OtherClass"),
     "a module": (lambda p: torch.optim.SGD(p, lr=0.1), Writing, "(Writing) writes scale"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-@pytest.mark.parametrize("background", [False, True])
-def test_what_would_be_lost_is_refused(kind, background, tmp_path) -> None:
+def test_what_would_be_lost_is_refused(kind, tmp_path) -> None:
     make, model, words = REFUSED[kind]
 
     def fn(rank):
         engine = own_engine(make, model=model() if model else None)
         if model is None:
             train(engine, rank, 1)
-        return outcome(lambda: engine.save_checkpoint(tmp_path, async_save=background))
+        return [
+            outcome(lambda each=each: engine.save_checkpoint(tmp_path, async_save=each))
+            for each in (False, True)
+        ]
 
-    for text in run_ranks(2, fn):
+    for text in (text for found in run_ranks(2, fn) for text in found):
         assert text.startswith("CheckpointError"), text
         assert words in text
-    assert [name for name in names_in(tmp_path) if not name.startswith(".")] == []
+    assert names_in(tmp_path) == []
 
 
 def test_a_group_of_parameters_that_were_not_handed_over(tmp_path) -> None:
@@ -251,11 +253,11 @@ def test_saved_and_loaded_in_inference_mode(tmp_path) -> None:
 
 def test_a_function_of_the_callers_where_one_rank_cannot_read(tmp_path) -> None:
     def fn(rank):
-        from torchloom.checkpoints.tensors import Payload
+        from torchloom.checkpoints.contents import Contents
 
         engine, _ = make_engine(3)
         engine.save_checkpoint(tmp_path)
-        whole = Payload.whole
+        whole = Contents.whole
 
         def fails(self, key):
             if key.startswith("model/"):
@@ -263,7 +265,7 @@ def test_a_function_of_the_callers_where_one_rank_cannot_read(tmp_path) -> None:
             return whole(self, key)
 
         if rank == 1:
-            Payload.whole = fails
+            Contents.whole = fails
         before = state_of(engine)
         text = outcome(
             lambda: engine.load_checkpoint(tmp_path, custom_load_fn=lambda src, dst: None)
@@ -284,8 +286,6 @@ def test_containers_come_back_as_they_were(tmp_path) -> None:
         conj = torch.tensor([1 + 2j]).conj()
         state = {
             "losses": deque([1, 2], maxlen=2),
-            "counts": defaultdict(int, a=1),
-            "nested": defaultdict(list, {3: [torch.ones(2)]}),
             "frozen": frozen,
             "conj": conj,
             "neg": conj.imag,
@@ -293,12 +293,11 @@ def test_containers_come_back_as_they_were(tmp_path) -> None:
         engine.save_checkpoint(tmp_path, client_state=state)
         _, loaded = engine.load_checkpoint(tmp_path)
         loaded["losses"].append(3)
-        loaded["counts"]["b"] += 1
-        loaded["nested"][4].append(1)
         return loaded, [
             outcome(lambda value=value: engine.save_checkpoint(tmp_path, client_state={"v": value}))
             for value in (
-                defaultdict(lambda: 3),
+                defaultdict(int),
+                1 - 2j,
                 np.ma.masked_array([1.0, 2.0], [0, 1]),
                 torch.ones(2).as_subclass(OtherClass),
                 torch.eye(2).to_sparse(),
@@ -308,8 +307,6 @@ def test_containers_come_back_as_they_were(tmp_path) -> None:
 
     for loaded, refused in run_ranks(1, fn):
         assert loaded["losses"] == deque([2, 3], maxlen=2)
-        assert loaded["counts"] == {"a": 1, "b": 1}
-        assert loaded["nested"].keys() == {3, 4}
         assert loaded["frozen"].tolist() == [0.0, 1.0, 2.0]
         assert loaded["conj"].tolist() == [1 - 2j]
         assert loaded["neg"].tolist() == [-2.0]

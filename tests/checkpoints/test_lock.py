@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import signal
@@ -18,14 +17,13 @@ from support.ranks import run_ranks
 from support.runs import make_engine
 from torchloom.checkpoints import folder
 from torchloom.checkpoints import write as writing
-from torchloom.checkpoints.lock import FolderLock
+from torchloom.checkpoints.lock import FOLDERS
 
 OTHER = """
 import sys, time
 from pathlib import Path
-from torchloom.checkpoints.lock import FolderLock
-lock = FolderLock()
-lock.take(Path(sys.argv[1]))
+from torchloom.checkpoints.lock import FOLDERS
+FOLDERS.take(Path(sys.argv[1]), 1)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -64,25 +62,13 @@ def test_the_lock_is_released_by_destroy(tmp_path) -> None:
         engine, _ = make_engine(3)
         engine.save_checkpoint(tmp_path)
         if rank == 0:
-            code = f"from pathlib import Path; from torchloom.checkpoints.lock import FolderLock; FolderLock().take(Path({str(tmp_path)!r}))"
+            code = f"from pathlib import Path; from torchloom.checkpoints.lock import FOLDERS; FOLDERS.take(Path({str(tmp_path)!r}), 1)"
             held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
             assert "another run writes" in held.stderr
             engine.destroy()
-            assert not (tmp_path / ".torchloom.lock").exists()
             subprocess.run([sys.executable, "-c", code], check=True)
 
     run_ranks(1, fn)
-
-
-def test_a_lock_that_is_taken_twice_here(tmp_path) -> None:
-    lock = FolderLock()
-    lock.take(tmp_path)
-    lock.take(tmp_path)
-    (tmp_path / ".torchloom.lock").unlink()  # someone cleaned up
-    lock.take(tmp_path)
-    assert (tmp_path / ".torchloom.lock").exists()
-    lock.release()
-    lock.release()
 
 
 def is_free(root) -> bool:
@@ -92,7 +78,7 @@ def is_free(root) -> bool:
         pid = os.fork()
     if pid == 0:
         try:
-            text = outcome(lambda: FolderLock().take(root))
+            text = outcome(lambda: FOLDERS.take(root, 1))
             os._exit(0 if text == "done" else 1 if "another run writes" in text else 2)
         finally:
             os._exit(3)
@@ -101,39 +87,27 @@ def is_free(root) -> bool:
     return code == 0
 
 
-def test_who_reads_the_lock_does_not_lose_it(tmp_path) -> None:
-    lock = FolderLock()
-    lock.take(tmp_path / ".")
-    shutil.copytree(tmp_path, tmp_path.with_name(tmp_path.name + "-copy"))
-    assert not is_free(tmp_path)
-    lock.release(tmp_path)
-    assert names_in(tmp_path) == []
-    assert is_free(tmp_path)
-
-
 def test_the_lock_is_held_until_the_last_of_several_lets_go(tmp_path) -> None:
-    first, second, third = FolderLock(), FolderLock(), FolderLock()
-    hold = first.take(tmp_path)
-    assert second.take(tmp_path) is hold
-    second.take(tmp_path)
-    third.take(tmp_path)
-    second.release()
-    second.release()
-    first.release()
+    FOLDERS.take(tmp_path / ".", "a")
+    FOLDERS.take(tmp_path, "b")
+    FOLDERS.release("a")
+    FOLDERS.release("a")
+    shutil.copytree(tmp_path, tmp_path.with_name(tmp_path.name + "-copy"))  # reads the lock file
     assert not is_free(tmp_path)
-    del third
-    gc.collect()
+    (tmp_path / ".torchloom.lock").unlink()  # someone cleaned up
+    FOLDERS.take(tmp_path, "b")
+    assert not is_free(tmp_path)
+    FOLDERS.release("b")
     assert is_free(tmp_path)
 
 
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from torchloom.checkpoints.lock import FolderLock
-lock = FolderLock()
-lock.take(Path(sys.argv[1]))
+from torchloom.checkpoints.lock import FOLDERS
+FOLDERS.take(Path(sys.argv[1]), 1)
 if os.fork() == 0:
-    lock.release()
+    FOLDERS.release(1)
     print(os.getpid(), flush=True)
 time.sleep(60)
 """
@@ -160,15 +134,15 @@ def test_two_engines_save_at_the_same_time(tmp_path) -> None:
 
     def fn(rank):
         started, may_end = threading.Event(), threading.Event()
-        real = writing._Job._write_own
+        real = writing._write_own
 
-        def held(job, own):
-            if job.request.tag == "gen":
+        def held(state, path, *rest):
+            if path.name.endswith("gen"):
                 started.set()
                 assert may_end.wait(60)
-            return real(job, own)
+            return real(state, path, *rest)
 
-        writing._Job._write_own = held
+        writing._write_own = held
         generator, discriminator = make_engine(3)[0], make_engine(3, seed=1)[0]
         generator.save_checkpoint(tmp_path, "gen", async_save=True)
         assert started.wait(60)
@@ -187,9 +161,9 @@ def test_two_engines_save_at_the_same_time(tmp_path) -> None:
 
 
 def test_what_is_under_way_is_no_leftover(tmp_path) -> None:
-    living = folder.working(tmp_path, "partial", "a", "0" * 8)
-    killed = folder.working(tmp_path, "partial", "a", "1" * 8)
+    living = folder.working(tmp_path, "partial", "a")
     living.mkdir()
-    killed.mkdir()
-    folder.clean(tmp_path, {"0" * 8})
-    assert names_in(tmp_path) == [living.name]
+    (tmp_path / ".torchloom-partial-0123456z-a").mkdir()
+    (tmp_path / f".torchloom-partial-{'0' * 8}-a").mkdir()
+    folder.clean(tmp_path)
+    assert names_in(tmp_path) == [".torchloom-partial-0123456z-a", living.name]

@@ -23,7 +23,7 @@ from support.models import tricky
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom._torch.dcp import StoredChunk, StoredTensor
-from torchloom.checkpoints.tensors import Payload
+from torchloom.checkpoints.contents import Contents
 from torchloom.errors import CheckpointError
 from torchloom.shard import sharded_state_dict
 
@@ -130,7 +130,10 @@ def test_an_engine_reads_what_fsdp2_wrote(tmp_path) -> None:
 )
 def test_parts_that_are_no_range_of_the_tensor_are_refused(tmp_path, offsets, sizes) -> None:
     chunk = StoredChunk(offsets, sizes, "__0_0.distcp", 0, 10)
-    payload = Payload(tmp_path, {"model/w": StoredTensor(torch.float32, (3, 4), (chunk,))})
-    for read in (lambda: payload.ranges("model/w"), lambda: payload.part("model/w", 0, 12)):
+    contents = Contents(tmp_path, {"model/w": StoredTensor(torch.float32, (3, 4), (chunk,))})
+    for read in (
+        lambda: list(contents.in_order("model/w")),
+        lambda: contents.part("model/w", 0, 12),
+    ):
         with pytest.raises(CheckpointError, match="cut in a way that torchloom does not"):
             read()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import pytest
-
 from support.checkpoints import leftovers, names_in, outcome
 from support.ranks import run_ranks
 from support.runs import make_engine, train
@@ -41,23 +39,21 @@ def tags_in(root):
     return [name for name in names_in(root) if not name.startswith(".") and name != "latest"]
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_a_checkpoint_that_was_renamed_stays(background, tmp_path) -> None:
+def test_a_checkpoint_that_was_renamed_stays(tmp_path) -> None:
     def rename(root, step):
         if step == 2:
             (root / "s1").rename(root / "best")
 
-    found = save(tmp_path, 1, range(1, 5), before=rename, background=background)
+    found = save(tmp_path, 1, range(1, 5), before=rename, background=True)
     assert found == [(["done"] * 5, ["done", 4])] * 2
     assert tags_in(tmp_path) == ["best", "s4"]
     assert folder.is_checkpoint(tmp_path / "best")
 
 
-@pytest.mark.parametrize("target", ["s1", "s1/engine.json"])
-def test_a_checkpoint_that_a_link_points_to_stays(target, tmp_path) -> None:
+def test_a_checkpoint_that_a_link_points_to_stays(tmp_path) -> None:
     def link(root, step):
         if step == 2:
-            (root / "best").symlink_to(target)
+            (root / "best").symlink_to("s1/engine.json")
             (root / "circle").symlink_to("circle")
 
     save(tmp_path, 2, range(1, 6), before=link)
@@ -117,15 +113,14 @@ def test_a_checkpoint_that_vanishes_meanwhile(tmp_path) -> None:
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [OSError(116, "Stale file handle"), RecursionError("deep")])
-def test_pruning_that_fails_is_a_warning(error, tmp_path) -> None:
+def test_pruning_that_fails_is_a_warning(tmp_path) -> None:
     save(tmp_path, None, [1])
 
     def fn(rank):
         engine, _ = make_engine(3)
 
         def fails(path):
-            raise error
+            raise OSError(116, "Stale file handle")
 
         folder.foreign_files, real = fails, folder.foreign_files
         folder.check_replaceable = lambda path: None

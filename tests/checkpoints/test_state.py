@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, deque
+from itertools import product
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def test_client_state_of_all_kinds(tmp_path) -> None:
         "deque": deque([1, 2]), "tensor": torch.arange(3), "nested": {"$dict": {"$tensor": "x"}},
         "array": np.arange(6, dtype=np.int16).reshape(2, 3), "scalar": np.float32(1.5),
         "size": torch.Size([2]), "dtype": torch.bfloat16, "device": torch.device("cpu"),
-        "complex": 1 - 2j, "big": 2**90, "true": True, "empty": {}, "list": [[], [{}]],
+        "big": 2**90, "true": True, "empty": {}, "list": [[], [{}]],
     }  # fmt: skip
 
     def fn(rank):
@@ -278,34 +279,32 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("tensor_rate", [False, True])
-def test_schedules_go_on(kind, tensor_rate, tmp_path) -> None:
-    def make(seed):
+def test_schedules_go_on(tmp_path) -> None:
+    def make(seed, kind, tensor_rate):
         config = settings(3)
         config.pop("optimizer")
         rate = torch.tensor(1e-2) if tensor_rate else 1e-2
         engine, *_ = torchloom.initialize(
             model=tricky(seed),
             config=config,
-            optimizer=lambda p: torch.optim.AdamW(p, lr=rate.clone() if tensor_rate else rate),
+            optimizer=lambda p: torch.optim.AdamW(p, lr=rate),
             lr_scheduler=SCHEDULES[kind],
         )
         return engine
 
     def fn(rank):
-        engine = make(0)
-        train(engine, rank, 3)
-        engine.save_checkpoint(tmp_path)
-        train(engine, rank, 3, first=3)
-        through = state_of(engine)
-        engine = make(1)
-        engine.load_checkpoint(tmp_path)
-        train(engine, rank, 3, first=3)
-        return through, state_of(engine)
+        for case in product(SCHEDULES, (False, True)):
+            engine = make(0, *case)
+            train(engine, rank, 3)
+            engine.save_checkpoint(tmp_path)
+            train(engine, rank, 3, first=3)
+            through = state_of(engine)
+            engine = make(1, *case)
+            engine.load_checkpoint(tmp_path)
+            train(engine, rank, 3, first=3)
+            assert state_of(engine) == through, case
 
-    for through, resumed in run_ranks(2, fn):
-        assert through == resumed
+    run_ranks(2, fn)
 
 
 def test_fp16_scale_and_skips(tmp_path) -> None:

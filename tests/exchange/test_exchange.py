@@ -7,9 +7,10 @@ import time
 
 import pytest
 
+from support.world import SimulatedWorld
 from torchloom.costs import DEVICES, CostTable, share_text, shared_table
 from torchloom.errors import AgreementError
-from torchloom.exchange import Agreement, Alone, SimulatedWorld, text_from
+from torchloom.exchange import Agreement, Alone, text_from
 from torchloom.exchange.base import differ
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder there are and in which order, which one all ranks load, and which are too many.
+"""Knows which checkpoints of a folder there are and in which order, which one all ranks load, and which are too many.
 
 To load, rank 0 proposes one and each rank verifies a share of its files.
 """
@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from torchloom.checkpoints import folder
 from torchloom.checkpoints.manifest import (
-    NAME,
     Manifest,
     check_files,
     check_names,
-    check_sizes,
     read_manifest,
 )
-from torchloom.checkpoints.together import SaveExchange
+from torchloom.checkpoints.together import Together
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 
 logger = get_logger(__name__)
+
+_SHOWN = 3
 
 
 class Candidate(NamedTuple):
@@ -35,20 +35,19 @@ class Candidate(NamedTuple):
     why_not: str = ""
     """Why its manifest cannot be read."""
 
+    def wrong(self) -> list[str]:
+        """Compare all files with their digests; return what is wrong, a sentence per file."""
+        if self.manifest is None:
+            return [self.why_not]
+        return check_names(self.path, self.manifest) or check_files(self.path, self.manifest)
+
 
 def candidates(root: Path) -> list[Candidate]:
-    """Return all checkpoints of a folder, the newest first.
-
-    One whose manifest cannot be read is placed by the time of its folder.
-    """
+    """Return all checkpoints of a folder: first those whose manifest cannot be read, then the newest first."""
     found = [candidate(root, tag) for tag in folder.tags(root)]
+    broken = [each for each in found if each.manifest is None]
     read = [(each.manifest.serial, each.manifest.saved_at, each) for each in found if each.manifest]
-    ordered = [each for *_, each in sorted(read, key=lambda row: row[:2], reverse=True)]
-    for broken in (each for each in found if each.manifest is None):
-        place = _modified(broken.path)
-        at = next((i for i, each in enumerate(ordered) if _modified(each.path) <= place), None)
-        ordered.insert(len(ordered) if at is None else at, broken)
-    return ordered
+    return broken + [each for *_, each in sorted(read, key=lambda row: row[:2], reverse=True)]
 
 
 def candidate(root: Path, tag: str) -> Candidate:
@@ -60,13 +59,36 @@ def candidate(root: Path, tag: str) -> Candidate:
         return Candidate(tag, path, None, str(error))
 
 
+def chosen(root: Path, tag: str | None) -> list[Candidate]:
+    """Return the checkpoint of a tag, or all that a load without a tag may take, the first choice first.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = candidates(root)
+    have = ", ".join(each.tag for each in found) or "none"
+    if tag is not None:
+        if not folder.is_checkpoint(folder.find(root, tag)):
+            raise CheckpointError(
+                f"checkpoint {tag!r} in {str(root)!r} is missing or incomplete; complete ones: {have}"
+            )
+        return [candidate(root, tag)]
+    usable = [each for each in found if each.manifest is None or each.manifest.is_latest]
+    if not usable:
+        raise CheckpointError(
+            f"no checkpoint in {str(root)!r} was saved as the latest one: check the folder, or name a "
+            f"tag (there are: {have})"
+        )
+    return usable
+
+
 def next_serial(root: Path) -> int:
     """Return a number above those of all checkpoints of a folder."""
     serials = [each.manifest.serial for each in candidates(root) if each.manifest is not None]
     return 1 + max(serials, default=0)
 
 
-def prune(root: Path, keep: int, ident: str) -> None:
+def prune(root: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints that a load without a tag may take.
 
     One that lacks files does not count, so a whole one stays in its place. Checkpoints saved with
@@ -75,7 +97,6 @@ def prune(root: Path, keep: int, ident: str) -> None:
     Args:
         root: folder of all checkpoints.
         keep: number of checkpoints to keep.
-        ident: of the save that asks; see `folder.working`.
     """
     whole = 0
     for each in candidates(root):
@@ -86,21 +107,11 @@ def prune(root: Path, keep: int, ident: str) -> None:
             if strange:
                 logger.warning("%s stays: it holds %s", each.path, ", ".join(strange[:3]))
             else:
-                folder.retire(each.path, ident)
-        whole += not check_sizes(each.path, each.manifest)
+                folder.retire(each.path)
+        whole += not check_names(each.path, each.manifest)
 
 
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-_MANY = 3
-
-
-def choose(root: Path, tag: str | None, ranks: SaveExchange) -> Path:
+def choose(root: Path, tag: str | None, ranks: Together) -> Path:
     """Return the checkpoint to load, verified on all ranks.
 
     Args:
@@ -111,16 +122,20 @@ def choose(root: Path, tag: str | None, ranks: SaveExchange) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    told = ranks.together(
-        f"no checkpoint can be loaded from {str(root)!r}",
-        lambda: _proposals(root, tag) if ranks.rank == 0 else None,
-    )
+
+    def propose() -> list[tuple[str, str]] | None:
+        if ranks.rank == 0:
+            return [(each.tag, str(each.path)) for each in chosen(root, tag)]
+        return None
+
+    failure = f"no checkpoint in {str(root)!r} can be loaded"
     passed: list[str] = []
-    for name, path in told[0]:
+    for name, path in ranks.together(failure, propose)[0]:
         wrong = _verify(Path(path), ranks)
         if not wrong:
             return Path(path)
-        reason = f"checkpoint {name!r} cannot be loaded: {_shown(wrong)}"
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        reason = f"checkpoint {name!r} cannot be loaded: {'; '.join(wrong[:_SHOWN])}{more}"
         if tag is not None:
             raise CheckpointError(
                 f"{reason}. Load another one, or leave tag out to take the newest"
@@ -128,62 +143,31 @@ def choose(root: Path, tag: str | None, ranks: SaveExchange) -> Path:
         passed.append(reason)
         if ranks.rank == 0:
             logger.warning("%s; taking the one before it", reason)
-    raise CheckpointError(
-        f"no checkpoint in {str(root)!r} can be loaded: {'; '.join(passed[:_MANY])}"
-    )
+    raise CheckpointError(f"{failure}: {'; '.join(passed[:_SHOWN])}")
 
 
-def _proposals(root: Path, tag: str | None) -> list[tuple[str, str]]:
-    found = candidates(root)
-    have = ", ".join(each.tag for each in found) or "none"
-    closed = folder.closed(root)
-    if tag is not None:
-        path = folder.find(root, tag)
-        if tag in closed:
-            raise CheckpointError(f"{path} cannot be looked into: {closed[tag]}; others: {have}")
-        if not folder.is_checkpoint(path):
-            raise CheckpointError(
-                f"checkpoint {tag!r} in {str(root)!r} is missing or incomplete; complete ones: {have}"
-            )
-        return [(tag, str(path))]
-    for name, why in closed.items():
-        logger.warning("%s is passed over, it cannot be looked into: %s", root / name, why)
-    usable = [each for each in found if each.manifest is None or each.manifest.is_latest]
-    if not usable:
-        raise CheckpointError(
-            f"no checkpoint in {str(root)!r} was saved as the latest one: check the folder, or name a "
-            f"tag (there are: {have})"
-        )
-    return [(each.tag, str(each.path)) for each in usable]
-
-
-def _verify(path: Path, ranks: SaveExchange) -> list[str]:
+def _verify(path: Path, ranks: Together) -> list[str]:
     """Return what is wrong, the same on all ranks."""
     told = ranks.together(
         f"checkpoint {str(path)!r} cannot be verified", lambda: _look(path, ranks)
     )
-    wrong: list[str] = []
-    for rank, (_, sentences) in enumerate(told):
-        wrong += [s if ranks.world_size == 1 else f"rank {rank}: {s}" for s in sentences]
+    wrong = [
+        sentence if ranks.world_size == 1 else f"rank {rank}: {sentence}"
+        for rank, (_, sentences) in enumerate(told)
+        for sentence in sentences
+    ]
     if not wrong and len({seal for seal, _ in told}) > 1:
-        wrong = [
+        return [
             f"the ranks do not see the same files in {path}: it must be on a shared file system"
         ]
     return wrong
 
 
-def _look(path: Path, ranks: SaveExchange) -> tuple[str, list[str]]:
-    if not path.is_dir():
-        return "", [f"{path} is missing"]
+def _look(path: Path, ranks: Together) -> tuple[str, list[str]]:
     try:
         manifest = read_manifest(path)
-        seal = hashlib.sha256((path / NAME).read_bytes()).hexdigest()
     except CheckpointError as error:
         return "", [str(error)]
+    seal = hashlib.sha256(manifest.to_bytes()).hexdigest()
     wrong = check_names(path, manifest) if ranks.rank == 0 else []
-    return seal, wrong + check_files(path, manifest, ranks.rank, ranks.world_size)
-
-
-def _shown(wrong: list[str]) -> str:
-    more = f"; and {len(wrong) - _MANY} more" if len(wrong) > _MANY else ""
-    return "; ".join(dict.fromkeys(wrong[:_MANY])) + more
+    return seal, wrong or check_files(path, manifest, ranks.rank, ranks.world_size)

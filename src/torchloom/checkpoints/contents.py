@@ -1,21 +1,28 @@
-"""What a checkpoint on the disk holds: facts, plain values and tensors.
+"""Reads what a checkpoint on the disk holds: facts, plain values, and tensors or parts of them.
 
-Reading executes nothing of it: facts and values are JSON, and tensors are read as such.
+Reading executes nothing of it: facts and values are JSON, and nothing but tensors comes out of files of tensors.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchloom._torch.dcp import StoredTensor
-from torchloom.checkpoints.manifest import first_line, reading
-from torchloom.checkpoints.tensors import Payload, from_json
+import torch
+from torch import Tensor
+
+from torchloom._torch.dcp import StoredChunk, StoredTensor
+from torchloom.checkpoints.manifest import reading
+from torchloom.checkpoints.tensors import read_index
 from torchloom.checkpoints.values import decode
 from torchloom.errors import CheckpointError
 
+_FACTS = "engine.json"
 FORMAT = 3
 """Of what a checkpoint holds."""
 
@@ -25,21 +32,19 @@ class Contents:
     """One checkpoint, as one rank reads it."""
 
     path: Path
-    facts: dict[str, Any]
-    payload: Payload
-    world_size: int
+    index: dict[str, StoredTensor]
+    """Where each tensor is."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    world_size: int = 1
     """Ranks that wrote it."""
-    params: dict[str, list[int]]
+    params: dict[str, list[int]] = field(default_factory=dict)
     """Shapes of all parameters of the model, whether stored or not."""
-    trees: dict[str, Any]
-    """Plain values, encoded."""
+    trees: dict[str, Any] = field(default_factory=dict)
+    """Plain values, encoded: this rank's own, where it has one."""
     own: frozenset[str] = frozenset()
     """Values of which ranks kept their own."""
-    _mine: dict[str, Any] = field(default_factory=dict)
-    _prefix: str = ""
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.trees or name in self._mine
+    prefixes: dict[str, str] = field(default_factory=dict)
+    """How names of tensors begin, in values that are this rank's own."""
 
     def value(self, name: str) -> Any:
         """Return a plain value: this rank's own, if it has one.
@@ -47,70 +52,131 @@ class Contents:
         Raises:
             CheckpointError: it cannot be read.
         """
-        try:
-            if name in self._mine:
-                return decode(self._mine[name], lambda key: self.payload.whole(self._prefix + key))
-            return decode(self.trees[name], self.payload.whole)
-        except CheckpointError:
-            raise
-        except Exception as error:  # bytes of a damaged file may fail anywhere in `decode`
-            raise CheckpointError(
-                f"{self.path}: the value {name!r} cannot be read: {first_line(error)}"
-            ) from error
-
-    def state_tree(self, param: str) -> list[Any] | None:
-        """Return the list of a parameter's optimizer states; see `snapshot`."""
-        name = f"optim/{param}"
-        return self._mine.get(name, self.trees.get(name))
+        with reading(self.path / _FACTS, f" at {name!r}"):
+            return self.fetch(name, self.trees[name])
 
     def fetch(self, name: str, tree: Any) -> Any:
         """Return a value that is part of the tree `name`."""
-        prefix = self._prefix if name in self._mine else ""
-        return decode(tree, lambda key: self.payload.whole(prefix + key))
+        prefix = self.prefixes.get(name, "")
+        return decode(tree, lambda key: self.whole(prefix + key))
+
+    def whole(self, key: str) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            CheckpointError: it is not there, or cannot be read.
+        """
+        shape = self._entry(key).shape
+        return self.part(key, 0, math.prod(shape)).reshape(shape)
+
+    def in_order(self, key: str) -> Iterator[Tensor]:
+        """Yield a tensor in the parts that ranks wrote, flat and in order.
+
+        Raises:
+            CheckpointError: it is not there, or cannot be read.
+        """
+        each = self._entry(key)
+        for _, chunk in self._ranges(key, each):
+            yield self._read(key, each, chunk)
+
+    def part(self, key: str, start: int, numel: int) -> Tensor:
+        """Read `numel` elements of a tensor, flat, which any number of ranks may have written.
+
+        Args:
+            key: name of the tensor in the checkpoint.
+            start: index of the first element in the flattened tensor.
+            numel: number of elements.
+
+        Raises:
+            CheckpointError: they are not there, or cannot be read.
+        """
+        each = self._entry(key)
+        found = []
+        for first, chunk in self._ranges(key, each):
+            begin, end = max(start, first), min(start + numel, first + math.prod(chunk.sizes))
+            if begin < end:
+                found.append(self._read(key, each, chunk)[begin - first : end - first])
+        missing = numel - sum(value.numel() for value in found)
+        if missing:
+            raise CheckpointError(
+                f"{self.path}: {missing} of {numel} elements of {key!r} are in no file"
+            )
+        return (
+            found[0] if len(found) == 1 else torch.cat([torch.empty(0, dtype=each.dtype), *found])
+        )
+
+    def _entry(self, key: str) -> StoredTensor:
+        if key not in self.index:
+            raise CheckpointError(f"{self.path} holds no tensor {key!r}")
+        return self.index[key]
+
+    def _ranges(self, key: str, each: StoredTensor) -> list[tuple[int, StoredChunk]]:
+        """Return the boxes in order, each with the index of its first element in the flattened tensor."""
+        found = []
+        for chunk in each.chunks:
+            first, inner, is_full = 0, 1, True
+            is_range = len(chunk.offsets) == len(chunk.sizes) == len(each.shape)
+            for offset, size, whole in zip(
+                reversed(chunk.offsets), reversed(chunk.sizes), reversed(each.shape), strict=False
+            ):
+                is_range &= (is_full or size == 1) and 0 <= offset <= offset + size <= whole
+                is_full &= size == whole
+                first += offset * inner
+                inner *= whole
+            if not is_range:
+                raise CheckpointError(
+                    f"{self.path}: {key!r} is cut in a way that torchloom does not"
+                )
+            found.append((first, chunk))
+        return sorted(found)
+
+    def _read(self, key: str, each: StoredTensor, chunk: StoredChunk) -> Tensor:
+        path = self.path / chunk.file
+        if Path(chunk.file).name != chunk.file:
+            raise CheckpointError(f"{self.path}: {key!r} is said to be in {chunk.file!r}")
+        with reading(path, f" at {key!r}"), path.open("rb") as file:
+            file.seek(chunk.start)
+            content = io.BytesIO(file.read(chunk.length))
+            value = torch.load(content, map_location="cpu", weights_only=True)
+        is_plain = type(value) is Tensor and value.layout == torch.strided
+        if not is_plain or (value.dtype, tuple(value.shape)) != (each.dtype, chunk.sizes):
+            raise CheckpointError(f"{path} is damaged: it holds something else than {key!r}")
+        return value.reshape(-1)
 
 
-def read_contents(path: Path, rank: int | None = None, world_size: int | None = None) -> Contents:
+def read_contents(path: Path, rank: int = 0, world_size: int = 0) -> Contents:
     """Read what a checkpoint holds, without its tensors.
 
     Args:
         path: the folder of one checkpoint.
-        rank: whose own values to read; None reads what all ranks share.
-        world_size: number of ranks that load; own values are those of as many.
+        rank: whose own values to read.
+        world_size: number of ranks that load; own values are those of as many, else those of rank 0.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    facts = _read_json(path / "engine.json")
-    try:
+    with reading(path / _FACTS):
+        facts = _read_json(path / _FACTS)
         version = facts["format"]
         if version != FORMAT:
             raise CheckpointError(
                 f"checkpoint {str(path)!r} has format {version!r}, this version reads {FORMAT}: load it "
                 "with the version of torchloom that wrote it"
             )
-        contents = _parsed(path, facts, from_json(_read_json(path / "index.json")))
-        if rank is not None and rank > 0 and world_size == contents.world_size:
-            contents._mine = dict(_read_json(path / f"rank_{rank}.json")["values"])
-            contents._prefix = f"rank{rank}/"
+        contents = Contents(
+            path=path,
+            index=read_index(_read_json(path / "index.json")),
+            facts=facts,
+            world_size=int(facts["world_size"]),
+            params={str(name): list(map(int, shape)) for name, shape in facts["params"].items()},
+            trees=dict(facts["values"]),
+            own=frozenset(facts["own"]),
+        )
+        if rank > 0 and world_size == contents.world_size:
+            own = dict(_read_json(path / f"rank_{rank}.json")["values"])
+            contents.trees.update(own)
+            contents.prefixes = dict.fromkeys(own, f"rank{rank}/")
         return contents
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged index may have any shape: KeyError, TypeError, ...
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} cannot be read: {type(error).__name__}: {first_line(error)}"
-        ) from error
-
-
-def _parsed(path: Path, facts: dict[str, Any], index: dict[str, StoredTensor]) -> Contents:
-    return Contents(
-        path=path,
-        facts=facts,
-        payload=Payload(path, index),
-        world_size=int(facts["world_size"]),
-        params={str(name): list(map(int, shape)) for name, shape in facts["params"].items()},
-        trees=dict(facts["values"]),
-        own=frozenset(facts["own"]),
-    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,83 +1,51 @@
-"""A checkpoint of DeepSpeed's becomes one of torchloom's: weights, optimizer states, schedule, counters."""
+"""Turns a checkpoint of DeepSpeed's into one of torchloom's: weights, optimizer states, schedule, counters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from torchloom.checkpoints.deepspeed_files import (
     DeepSpeedFiles,
     ImportedParam,
     Inert,
     Pieces,
-    is_stage3,
-    optimizer_of,
     other_params,
     read_files,
     trained_params,
 )
+from torchloom.checkpoints.engine_values import Counters
 from torchloom.checkpoints.folder import check_tag
-from torchloom.checkpoints.lock import FolderLock
+from torchloom.checkpoints.lock import FOLDERS
 from torchloom.checkpoints.manifest import first_line
-from torchloom.checkpoints.plain_values import Value, value_of
 from torchloom.checkpoints.snapshot import EngineSnapshot
 from torchloom.checkpoints.tensors import PayloadPart
-from torchloom.checkpoints.together import SaveExchange
-from torchloom.checkpoints.trained import Counters
+from torchloom.checkpoints.together import Together
+from torchloom.checkpoints.values import Value, add_state, value_of
 from torchloom.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError
 
-_SETTINGS = frozenset(
-    [
-        "lr",
-        "initial_lr",
-        "betas",
-        "eps",
-        "weight_decay",
-        "momentum",
-        "dampening",
-        "nesterov",
-        "amsgrad",
-        "maximize",
-        "alpha",
-        "centered",
-    ]
+_SETTINGS, _OWN = (
+    frozenset(names.split())
+    for names in (
+        # Of a parameter group: what is not of one implementation of an optimizer.
+        """
+        lr initial_lr betas eps weight_decay momentum dampening nesterov amsgrad maximize alpha centered
+        """,
+        # Keys of DeepSpeed's; all others are of the caller's `client_state`.
+        """
+        module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments
+        lr_scheduler data_sampler random_ltd skipped_steps sparse_tensor_module_names global_steps
+        global_samples dp_world_size ds_config mp_world_size ds_version checkpoint_parallel_dimensions
+        universal_checkpoint_info
+        """,
+    )
 )
-"""Of a parameter group: what is not of one implementation of an optimizer."""
-_OWN = frozenset(
-    [
-        "module",
-        "buffer_names",
-        "optimizer",
-        "param_shapes",
-        "frozen_param_shapes",
-        "shared_params",
-        "frozen_param_fragments",
-        "lr_scheduler",
-        "data_sampler",
-        "random_ltd",
-        "skipped_steps",
-        "sparse_tensor_module_names",
-        "global_steps",
-        "global_samples",
-        "dp_world_size",
-        "ds_config",
-        "mp_world_size",
-        "ds_version",
-        "checkpoint_parallel_dimensions",
-        "universal_checkpoint_info",
-    ]
-)
-"""Keys of DeepSpeed's; all others are of the caller's `client_state`."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """What an import came to."""
 
     path: Path
@@ -108,12 +76,12 @@ def import_deepspeed(source: Path, target: Path, tag: str | None = None) -> Impo
             f"{files.path} is no checkpoint of DeepSpeed's ZeRO stages 1 to 3 that can be imported "
             f"({type(error).__name__}: {first_line(error)}): export its weights with DeepSpeed"
         ) from error
-    request, lock = Request(target.absolute(), check_tag(files.path.name)), FolderLock()
+    owner = object()
     try:
-        with SaveExchange(0, 1, "import") as alone:
-            write(snapshot, request, lock, alone)
+        request = Request(target.absolute(), check_tag(files.path.name))
+        write(snapshot, request, owner, Together(0, 1, "import"))
     finally:
-        lock.release()
+        FOLDERS.release(owner)
     return Imported(target / files.path.name, snapshot.facts, notes)
 
 
@@ -121,75 +89,49 @@ def _snapshot(files: DeepSpeedFiles, notes: list[str]) -> EngineSnapshot:
     model = files.models[0]
     trained = trained_params(files)
     params = trained | other_params(files, trained)
-    groups = _groups(files, trained)
-    values = {
-        "client_state": _client_state(model, notes),
-        "gradients": Value({}),
-        "groups": value_of("groups", groups),
-        **_module_values(model),
-        **{
-            f"optim/{name}": _states_value(name, each)
-            for name, each in trained.items()
-            if each.states
-        },
-    }
+    groups = [
+        {
+            **{key: value for key, value in group.items() if key in _SETTINGS},
+            "params": [name for name, each in trained.items() if each.group == index],
+        }
+        for index, group in enumerate(files.optimizer()["param_groups"])
+    ]
     steps, samples = int(model["global_steps"]), int(model["global_samples"])
-    # Of one micro-step per step: a run with others counts them anew.
-    values["counters"] = value_of("counters", vars(Counters(steps, samples, steps)))
     scaler = files.optims[0].get("loss_scaler")
-    values["scaler"] = value_of("scaler", _scaler(scaler, int(model["skipped_steps"])))
+    scale, is_scaled = _scaler(scaler, int(model["skipped_steps"]))
     config = model["ds_config"] if isinstance(model["ds_config"], dict) else {}
-    rates = [group["lr"] for group in groups]
-    kind, scheduler = _scheduler(model["lr_scheduler"], config, rates, notes)
-    if scheduler is not None:
-        values["scheduler"] = value_of("scheduler", scheduler)
+    kind, scheduler = _scheduler(model["lr_scheduler"], config, notes)
+    if kind is not None:
+        scheduler = {**scheduler, "rates": [group["lr"] for group in groups]}
+    plain = {
+        "groups": groups,
+        # Of one micro-step per step: a run with others counts them anew.
+        "counters": vars(Counters(steps, samples, steps)),
+        "scaler": scale,
+        **({} if scheduler is None else {"scheduler": scheduler}),
+    }
+    values = {name: value_of(name, value) for name, value in plain.items()}
+    values |= {"client_state": _client_state(model, notes), "gradients": Value({})}
+    values |= _module_values(model)
+    parts: list[PayloadPart] = []
+    for name, each in params.items():
+        parts += _tensor(f"model/{name}", each, each.weight)
+        if each.states:
+            values[f"optim/{name}"] = _states(name, each, parts)
     facts = {
-        "stage": 3 if is_stage3(files) else "1 or 2",
+        "stage": 3 if files.is_stage3 else "1 or 2",
         "world_size": 0,  # no rank of torchloom's has states of its own in it
         "params": {name: list(each.shape) for name, each in params.items()},
         "global_steps": steps,
         "global_samples": samples,
         "accumulation_steps": 1,
-        "scales_loss": isinstance(scaler, Inert) and vars(scaler).get("cur_scale", 1.0) != 1.0,
+        "scales_loss": is_scaled,
         "optimizer": _optimizer_kind(config),
         "scheduler": kind,
         "imported": f"DeepSpeed {model['ds_version']}",
     }
     tied = {name: of for name, of in (model["shared_params"] or {}).items() if of in params}
-    return EngineSnapshot(list(_parts(params)), values, "", facts, b"", tied)
-
-
-def _parts(params: dict[str, ImportedParam]) -> Iterator[PayloadPart]:
-    for name, each in params.items():
-        yield from _tensor(f"model/{name}", each.shape, each.weight)
-        for state, value in each.states.items():
-            if isinstance(value, list):
-                yield from _tensor(f"optim/{name}/{state}", each.shape, value)
-
-
-def _tensor(key: str, shape: tuple[int, ...], pieces: Pieces) -> Iterator[PayloadPart]:
-    first = 0
-    for piece in pieces:
-        is_whole = piece.numel() == math.prod(shape)
-        yield PayloadPart(key, piece.reshape(shape) if is_whole else piece, shape, first)
-        first += piece.numel()
-
-
-def _states_value(name: str, param: ImportedParam) -> Value:
-    value = Value([])
-    for state, held in param.states.items():
-        if isinstance(held, list):
-            value.tree.append([state, "piece", None])
-            continue
-        full = f"optim/{name}/{state}"
-        if isinstance(held, Tensor):
-            value.tensors[full] = held
-            value.tree.append([state, "value", {"$tensor": full}])
-        else:
-            value.tree.append(
-                [state, "value", value_of(f"the state {state!r} of {name!r}", held).tree]
-            )
-    return value
+    return EngineSnapshot(parts, values, facts, tied=tied)
 
 
 def _module_values(model: dict[str, Any]) -> dict[str, Value]:
@@ -205,14 +147,25 @@ def _module_values(model: dict[str, Any]) -> dict[str, Value]:
     return found
 
 
-def _groups(files: DeepSpeedFiles, trained: dict[str, ImportedParam]) -> list[dict[str, Any]]:
-    return [
-        {
-            **{key: value for key, value in group.items() if key in _SETTINGS},
-            "params": [name for name, each in trained.items() if each.group == index],
-        }
-        for index, group in enumerate(optimizer_of(files)["param_groups"])
-    ]
+def _states(name: str, param: ImportedParam, parts: list[PayloadPart]) -> Value:
+    """Return the optimizer's states of a parameter by kind; `parts` receives those that are divided."""
+    value = Value([])
+    for state, held in param.states.items():
+        full = f"optim/{name}/{state}"
+        if isinstance(held, list):
+            parts += _tensor(full, param, held)
+            value.tree.append([state, "piece", None])
+        else:
+            add_state(value, state, held, full, f"the state {state!r} of {name!r}")
+    return value
+
+
+def _tensor(key: str, param: ImportedParam, pieces: Pieces) -> Iterator[PayloadPart]:
+    first, shape = 0, param.shape
+    for piece in pieces:
+        is_whole = piece.numel() == math.prod(shape)
+        yield PayloadPart(key, piece.reshape(shape) if is_whole else piece, shape, first)
+        first += piece.numel()
 
 
 def _client_state(model: dict[str, Any], notes: list[str]) -> Value:
@@ -224,15 +177,15 @@ def _client_state(model: dict[str, Any], notes: list[str]) -> Value:
         return value_of("client_state", {})
 
 
-def _scaler(scaler: Any, num_skipped: int) -> dict[str, float]:
-    found = {"scale": 1.0, "num_skipped": num_skipped, "good_steps": 0, "forgiveness": 1}
-    if isinstance(scaler, Inert):
-        saved = vars(scaler)
-        found["scale"] = float(saved["cur_scale"])
-        if "cur_iter" in saved:
-            found["good_steps"] = saved["cur_iter"] - saved["last_overflow_iter"] - 1
-            found["forgiveness"] = saved["cur_hysteresis"]
-    return found
+def _scaler(scaler: Any, num_skipped: int) -> tuple[dict[str, float], bool]:
+    """Return the state of a loss scaler, and whether it scales."""
+    saved = vars(scaler) if isinstance(scaler, Inert) else {}
+    found = {"scale": float(saved.get("cur_scale", 1.0)), "num_skipped": num_skipped}
+    dynamic = {"good_steps": 0, "forgiveness": 1}
+    if "cur_iter" in saved:
+        dynamic["good_steps"] = saved["cur_iter"] - saved["last_overflow_iter"] - 1
+        dynamic["forgiveness"] = saved["cur_hysteresis"]
+    return {**found, **dynamic}, found["scale"] != 1.0
 
 
 def _optimizer_kind(config: dict[str, Any]) -> str | None:
@@ -244,10 +197,8 @@ def _optimizer_kind(config: dict[str, Any]) -> str | None:
     return {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}.get(name)
 
 
-def _scheduler(
-    state: Any, config: dict[str, Any], rates: list[Any], notes: list[str]
-) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the class of the schedule, if it is known, and its state."""
+def _scheduler(state: Any, config: dict[str, Any], notes: list[str]) -> tuple[str | None, Any]:
+    """Return the class of a schedule of DeepSpeed's, if it is known, and the state."""
     if not isinstance(state, dict) or state.keys() != {"last_batch_iteration"}:
         return None, state
     kind = (config.get("scheduler") or {}).get("type")
@@ -255,5 +206,4 @@ def _scheduler(
         notes.append(
             "the position of a schedule of DeepSpeed's, whose class the configuration does not name"
         )
-        return None, None
-    return kind, {**state, "rates": rates}
+    return kind, state if kind is not None else None

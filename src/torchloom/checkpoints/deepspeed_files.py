@@ -1,4 +1,4 @@
-"""Files of a checkpoint of DeepSpeed's: found by their names, read as tensors and plain values.
+"""Reads the files of a checkpoint of DeepSpeed's as tensors and plain values, found by their names.
 
 Nothing of them is executed. Objects of DeepSpeed's classes come out as `Inert`; other classes are refused.
 
@@ -26,13 +26,14 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from torchloom.checkpoints.folder import check_tag
-from torchloom.checkpoints.manifest import first_line
+from torchloom.checkpoints.manifest import reading
 from torchloom.errors import CheckpointError
 
 _STATES = re.compile(
     r"(?:bf16_|fp16_)?(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_00_(?P<kind>model|optim)_states\.pt"
 )
-_POINTERS = ("latest", "latest_universal")
+Pieces = list[Tensor]
+"""Flat, in order, together the whole tensor."""
 
 
 class Inert:
@@ -43,8 +44,20 @@ class Inert:
 
 
 @dataclass
+class ImportedParam:
+    """One parameter."""
+
+    shape: tuple[int, ...]
+    weight: Pieces
+    group: int | None = None
+    """Of the optimizer; None: it is not trained."""
+    states: dict[str, Pieces | Any] = field(default_factory=dict)
+    """Pieces, or one value such as the number of steps."""
+
+
+@dataclass
 class DeepSpeedFiles:
-    """The files of one checkpoint."""
+    """The files of one checkpoint; tensors stay in them until they are used."""
 
     path: Path
     models: list[dict[str, Any]]
@@ -53,9 +66,25 @@ class DeepSpeedFiles:
     """What optimizers keep, of each rank; of a universal checkpoint what they have in common."""
     is_universal: bool
 
+    @property
+    def is_stage3(self) -> bool:
+        """Whether weights are sharded."""
+        return "fp32_flat_groups" in self.optims[0]
+
+    def optimizer(self, rank: int = 0) -> dict[str, Any]:
+        """Return the state dict of a rank's inner optimizer: `state` and `param_groups`."""
+        optim = self.optims[rank]
+        for key in ("optimizer_state_dict", "base_optimizer_state"):
+            if key in optim:
+                return optim[key]
+        return {
+            "state": {},
+            **optim,
+        }  # of a universal checkpoint: each state is in a file of its own
+
 
 def read_files(folder: Path, tag: str | None) -> DeepSpeedFiles:
-    """Read a checkpoint of DeepSpeed's; tensors stay in their files until they are used.
+    """Read a checkpoint of DeepSpeed's.
 
     Args:
         folder: of checkpoints, or one checkpoint.
@@ -84,7 +113,7 @@ def read_files(folder: Path, tag: str | None) -> DeepSpeedFiles:
                 f"{path} lacks files *_{kind}_states.pt of some ranks: import a whole checkpoint of "
                 "DeepSpeed's ZeRO stages 1 to 3, or a universal one"
             )
-    models, optims = ([read_dict(each[i]) for i in range(len(each))] for each in found.values())
+    models, optims = ([_read(each[i], dict) for i in range(len(each))] for each in found.values())
     if not is_universal:
         optims = [each.get("optimizer_state_dict", {}) for each in optims]
         ranks = optims[0].get("partition_count")
@@ -97,13 +126,29 @@ def read_files(folder: Path, tag: str | None) -> DeepSpeedFiles:
     return DeepSpeedFiles(path, models, optims, is_universal)
 
 
-def read_file(path: Path) -> Any:
+def _chosen(folder: Path, tag: str | None) -> Path:
+    if tag is None and any(folder.glob("*_states.pt")):
+        return folder.resolve()
+    for pointer in (folder / "latest", folder / "latest_universal"):
+        if tag is None and pointer.is_file():
+            with reading(pointer):
+                tag = pointer.read_text().strip()
+    path = folder if tag is None else folder / check_tag(tag)
+    if tag is None or not path.is_dir():
+        raise CheckpointError(
+            f"no checkpoint of DeepSpeed's in {str(path)!r}: name a folder that holds one and the "
+            "file 'latest', or the folder of the checkpoint itself"
+        )
+    return path.resolve()
+
+
+def _read(path: Path, kind: type = object) -> Any:
     """Read what `torch.save` wrote, as tensors and plain values.
 
     Raises:
         CheckpointError: it is missing or damaged, or holds objects of other classes.
     """
-    try:
+    with reading(path):
         names = get_unsafe_globals_in_checkpoint(str(path))
         foreign = sorted(name for name in names if not name.startswith("deepspeed."))
         if foreign:
@@ -112,72 +157,13 @@ def read_file(path: Path) -> Any:
                 "save again in DeepSpeed with a client_state of plain values and tensors"
             )
         with safe_globals([(Inert, name) for name in names]):
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: import a whole checkpoint") from None
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch's reader over damaged bytes raises anything
+            found = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(found, kind):
         raise CheckpointError(
-            f"{path} is damaged ({first_line(error)}): import another checkpoint"
-        ) from error
-
-
-def read_dict(path: Path) -> dict[str, Any]:
-    """Read a file that holds a dict; see `read_file`."""
-    found = read_file(path)
-    if not isinstance(found, dict):
-        raise CheckpointError(
-            f"{path} holds a {type(found).__name__}, DeepSpeed writes a dict: import another checkpoint"
+            f"{path} holds a {type(found).__name__}, DeepSpeed writes a {kind.__name__}: import another "
+            "checkpoint"
         )
     return found
-
-
-def _chosen(folder: Path, tag: str | None) -> Path:
-    if tag is None and any(folder.glob("*_states.pt")):
-        return folder.resolve()
-    pointers = [folder / name for name in _POINTERS if (folder / name).is_file()]
-    try:
-        named = pointers[0].read_text().strip() if tag is None and pointers else tag
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{pointers[0]} cannot be read ({error}): pass --tag") from None
-    path = folder if named is None else folder / check_tag(named)
-    if named is None or not path.is_dir():
-        raise CheckpointError(
-            f"no checkpoint of DeepSpeed's in {str(path)!r}: name a folder that holds one and the "
-            "file 'latest', or the folder of the checkpoint itself"
-        )
-    return path.resolve()
-
-
-Pieces = list[Tensor]
-"""Flat, in order, together the whole tensor."""
-
-
-@dataclass
-class ImportedParam:
-    """One parameter."""
-
-    shape: tuple[int, ...]
-    weight: Pieces
-    group: int | None = None
-    """Of the optimizer; None: it is not trained."""
-    states: dict[str, Pieces | Any] = field(default_factory=dict)
-    """Pieces, or one value such as the number of steps."""
-
-
-def optimizer_of(files: DeepSpeedFiles, rank: int = 0) -> dict[str, Any]:
-    """Return the state dict of a rank's inner optimizer: `state` and `param_groups`."""
-    optim = files.optims[rank]
-    for key in ("optimizer_state_dict", "base_optimizer_state"):
-        if key in optim:
-            return optim[key]
-    return {"state": {}, **optim}  # of a universal checkpoint: each state is in a file of its own
-
-
-def is_stage3(files: DeepSpeedFiles) -> bool:
-    """Say whether weights are sharded."""
-    return "fp32_flat_groups" in files.optims[0]
 
 
 def trained_params(files: DeepSpeedFiles) -> dict[str, ImportedParam]:
@@ -186,19 +172,17 @@ def trained_params(files: DeepSpeedFiles) -> dict[str, ImportedParam]:
     Raises:
         CheckpointError: elements are missing, or some are left.
     """
-    groups = optimizer_of(files)["param_groups"]
+    groups = files.optimizer()["param_groups"]
     group_of = {index: g for g, group in enumerate(groups) for index in group["params"]}
     found: dict[str, ImportedParam] = {}
     for index, shapes in enumerate(files.models[0]["param_shapes"]):
-        shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        read = (
-            _universal(files, index, shapes) if files.is_universal else _flat(files, index, shapes)
-        )
-        for name, weight, states in read:
+        read = _universal if files.is_universal else _flat
+        for name, states in read(files, index, shapes):
+            weight = states.pop("fp32")
             step = states.get("step", groups[group_of[index]].get("step"))
             if states and step is not None:  # torch's optimizers count in a tensor
                 states["step"] = torch.tensor(float(step))
-            found[name] = ImportedParam(shapes[name], weight, group_of[index], states)
+            found[name] = ImportedParam(tuple(shapes[name]), weight, group_of[index], states)
     return found
 
 
@@ -210,8 +194,7 @@ def other_params(files: DeepSpeedFiles, trained: Mapping[str, Any]) -> dict[str,
         trained: names of the others.
     """
     model = files.models[0]
-    if is_stage3(files):
-        shapes = model.get("frozen_param_shapes") or {}
+    if files.is_stage3:
         return {
             name: ImportedParam(
                 tuple(shape),
@@ -219,7 +202,7 @@ def other_params(files: DeepSpeedFiles, trained: Mapping[str, Any]) -> dict[str,
                     [each["frozen_param_fragments"][name] for each in files.models], 0, shape
                 ),
             )
-            for name, shape in shapes.items()
+            for name, shape in (model.get("frozen_param_shapes") or {}).items()
         }
     known = {*trained, *model["buffer_names"], *(model["shared_params"] or {})}
     return {
@@ -229,61 +212,57 @@ def other_params(files: DeepSpeedFiles, trained: Mapping[str, Any]) -> dict[str,
     }
 
 
-_Read = Iterator[tuple[str, Pieces, dict[str, Any]]]
-"""Name, weight and states of each parameter of a group."""
+_Read = Iterator[tuple[str, dict[str, Any]]]
+"""Name and states of each parameter of a group; the weight is the state "fp32"."""
 
 
-def _flat(files: DeepSpeedFiles, index: int, shapes: Mapping[str, tuple[int, ...]]) -> _Read:
+def _flat(files: DeepSpeedFiles, index: int, shapes: Mapping[str, Sequence[int]]) -> _Read:
     ranks = len(files.optims)
-    in_shards = is_stage3(files)
-    key = "fp32_flat_groups" if in_shards else "single_partition_of_fp32_groups"
-    cut = _cut_each if in_shards else _cut_joined
+    key = "fp32_flat_groups" if files.is_stage3 else "single_partition_of_fp32_groups"
+    cut, parts = (_cut_each, ranks) if files.is_stage3 else (_cut_joined, 1)
     flats: Pieces = [optim[key][index] for optim in files.optims]
-    states = [optimizer_of(files, rank)["state"].get(index, {}) for rank in range(ranks)]
-    divided = {
-        # Padding at the end of a group is left out of the weights alone.
-        name: [state[name][: flat.numel()] for state, flat in zip(states, flats, strict=True)]
-        for name, value in states[0].items()
-        if isinstance(value, Tensor) and value.dim() > 0
-    }
-    rest = {name: value for name, value in states[0].items() if name not in divided}
+    states = [files.optimizer(rank)["state"].get(index, {}) for rank in range(ranks)]
+    divided, rest = {"fp32": flats}, {}
+    for name, value in states[0].items():
+        if isinstance(value, Tensor) and value.dim() > 0:
+            # Padding at the end of a group is left out of the weights alone.
+            each = zip(states, flats, strict=True)
+            divided[name] = [state[name][: flat.numel()] for state, flat in each]
+        else:
+            rest[name] = value
     at = 0
     for name, shape in shapes.items():
-        yield (
-            name,
-            cut(flats, at, shape),
-            {**{state: cut(flat, at, shape) for state, flat in divided.items()}, **rest},
-        )
-        at += math.ceil(math.prod(shape) / (ranks if in_shards else 1))
-    left = sum(flat.numel() for flat in flats) - at * (ranks if in_shards else 1)
-    if left >= (1 if in_shards else 2 * ranks):  # groups of older versions end with padding
+        yield name, {**{state: cut(flat, at, shape) for state, flat in divided.items()}, **rest}
+        at += math.ceil(math.prod(shape) / parts)
+    left = sum(flat.numel() for flat in flats) - at * parts
+    if left >= (1 if files.is_stage3 else 2 * ranks):  # groups of older versions end with padding
         raise CheckpointError(
             f"group {index} holds {left} elements more than its parameters have: import a checkpoint "
             "whose ranks all share one ZeRO group"
         )
 
 
-def _universal(files: DeepSpeedFiles, index: int, shapes: Mapping[str, tuple[int, ...]]) -> _Read:
-    common = optimizer_of(files)["state"].get(index, {})
+def _universal(files: DeepSpeedFiles, index: int, shapes: Mapping[str, Sequence[int]]) -> _Read:
+    common = files.optimizer()["state"].get(index, {})
     for name, shape in shapes.items():
         folder = files.path / "zero" / name
         states: dict[str, Any] = {"step": common["step"]} if "step" in common else {}
-        for file in sorted({folder / "fp32.pt", *folder.glob("*.pt")}):
-            value = read_file(file)
+        for file in {folder / "fp32.pt", *folder.glob("*.pt")}:
+            value = _read(file)
             value = value["param"] if isinstance(value, dict) else value
             is_whole = isinstance(value, Tensor) and value.dim() > 0
             states[file.stem] = _cut_joined([value.reshape(-1)], 0, shape) if is_whole else value
-        yield name, states.pop("fp32"), states
+        yield name, states
 
 
 def _cut_joined(flats: Pieces, at: int, shape: Sequence[int]) -> Pieces:
     """Return a range of what all flats hold one after the other."""
-    end, begin, found = at + math.prod(shape), 0, []
+    left, found = math.prod(shape), []
     for flat in flats:
-        first, last = max(at - begin, 0), min(end - begin, flat.numel())
-        if first < last:
-            found.append(flat[first:last])
-        begin += flat.numel()
+        piece = flat[at : at + left]
+        if piece.numel():
+            found.append(piece)
+        at, left = max(0, at - flat.numel()), left - piece.numel()
     return _checked(found, shape)
 
 
@@ -292,17 +271,16 @@ def _cut_each(flats: Pieces, at: int, shape: Sequence[int]) -> Pieces:
     numel = math.prod(shape)
     own = math.ceil(numel / len(flats))
     valid = [max(0, min(own, numel - rank * own)) for rank in range(len(flats))]
-    cut = [flat[at : at + num] for flat, num in zip(flats, valid, strict=True) if num]
-    return _checked(cut, shape)
+    return _checked(
+        [flat[at : at + num] for flat, num in zip(flats, valid, strict=True) if num], shape
+    )
 
 
 def _checked(pieces: Pieces, shape: Sequence[int]) -> Pieces:
-    if sum(piece.numel() for piece in pieces) != math.prod(shape):
+    numel = sum(piece.numel() for piece in pieces)
+    if numel != math.prod(shape) or len({piece.dtype for piece in pieces}) > 1:
         raise CheckpointError(
-            f"elements of a parameter of shape {list(shape)} are missing: import another checkpoint"
-        )
-    if len({piece.dtype for piece in pieces}) > 1:
-        raise CheckpointError(
-            f"ranks hold a parameter of shape {list(shape)} in different dtypes: import another one"
+            f"elements of a parameter of shape {list(shape)} are missing, or of several dtypes: import "
+            "another checkpoint"
         )
     return pieces or [torch.empty(tuple(shape))]

@@ -1,4 +1,4 @@
-"""Names in a folder of checkpoints, and how one appears under its name.
+"""Knows the names in a folder of checkpoints, and lets one appear under its name.
 
     <dir>/<tag>/                          a checkpoint, complete
     <dir>/.torchloom-partial-<id>-<tag>/  one that is being written
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
+from torchloom.checkpoints.lock import FOLDERS
 from torchloom.checkpoints.manifest import read_manifest
 from torchloom.errors import CheckpointError
 from torchloom.files import swap
@@ -75,16 +77,15 @@ def check_tag(tag: object) -> str:
     return tag
 
 
-def working(root: Path, kind: str, tag: str, ident: str) -> Path:
-    """Return where a checkpoint is while it is being written (`partial`), replaced or removed.
+def working(root: Path, kind: str, tag: str) -> Path:
+    """Return a new path for a checkpoint while it is being written (`partial`), replaced or removed.
 
     Args:
         root: folder of all checkpoints.
         kind: "partial" while it is written, "old" once replaced, "gone" while it is removed.
         tag: the checkpoint's name.
-        ident: 8 hexadecimal digits that tell one save from another.
     """
-    return root / f".torchloom-{kind}-{ident}-{tag}"
+    return root / f".torchloom-{kind}-{FOLDERS.ident}{secrets.token_hex(2)}-{tag}"
 
 
 def check_replaceable(path: Path) -> None:
@@ -140,13 +141,12 @@ def foreign_files(path: Path) -> list[str]:
     return sorted(name for name in names if not _OWN.fullmatch(name))
 
 
-def publish(partial: Path, final: Path, ident: str) -> Path | None:
+def publish(partial: Path, final: Path) -> Path | None:
     """Let a complete checkpoint appear under its name; return where the one that it replaced is.
 
     Args:
         partial: the complete checkpoint, still under its working name.
         final: the path it gets, which an older checkpoint may have now.
-        ident: of this save; see `working`.
 
     Returns:
         The path of the older checkpoint, for the caller to remove; None if there was none.
@@ -159,7 +159,7 @@ def publish(partial: Path, final: Path, ident: str) -> Path | None:
         return None
     if swap(partial, final):
         return partial
-    aside = working(final.parent, "old", final.name, ident)
+    aside = working(final.parent, "old", final.name)
     final.rename(aside)
     try:
         partial.rename(final)
@@ -194,38 +194,21 @@ def tags(root: Path) -> list[str]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Say whether a folder holds what only checkpoints hold."""
-    return any(_is(path / name, stat.S_ISREG) for name in ("engine.json", "manifest.json"))
+    """Say whether a folder holds what only checkpoints hold, or is one into which the system lets us not look."""
+    names = ("engine.json", "manifest.json")
+    return any(_is(path / name, stat.S_ISREG, where_closed=True) for name in names)
 
 
-def closed(root: Path) -> dict[str, str]:
-    """Return why the system does not let us look into folders that may be checkpoints, by name."""
-    found = {}
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if _TAG.fullmatch(path.name) and _is(path, stat.S_ISDIR):
-            try:
-                (path / "manifest.json").lstat()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                found[path.name] = error.strerror or str(error)
-    return found
-
-
-def clean(root: Path, living: Collection[str]) -> None:
+def clean(root: Path) -> None:
     """Remove what killed saves left; only for the holder of the folder's lock.
 
     A checkpoint that stepped aside for another one which then never came takes its name back.
-
-    Args:
-        root: the folder of checkpoints.
-        living: idents of saves of this process that are under way.
     """
     for path in root.iterdir():
         found = _WORKING.fullmatch(path.name)
         if found is None or path.is_symlink() or not _is(path, stat.S_ISDIR):
             continue
-        if found[2] in living:
+        if found[2].startswith(FOLDERS.ident):  # a save of this process that is under way
             continue
         if found[1] == "old" and not _is(root / found[3]):
             path.rename(root / found[3])
@@ -241,14 +224,14 @@ def remove(path: Path) -> None:
         logger.warning("cannot remove %s: %s", path, error)
 
 
-def retire(path: Path, ident: str) -> None:
+def retire(path: Path) -> None:
     """Remove a checkpoint so that it is whole or gone at every moment.
 
     One that was renamed, or that a link in the folder points to, is somebody's choice: it stays.
     """
     found = _WORKING.fullmatch(path.name)
     tag = path.name if found is None else found[3]
-    aside = working(path.parent, "gone", tag, ident)
+    aside = working(path.parent, "gone", tag)
     try:
         if path.is_symlink() or read_manifest(path).tag != tag or _is_linked(path):
             logger.info("%s stays: it was renamed, or a link points to it", path)
@@ -270,10 +253,12 @@ def _target(path: Path) -> Path:
     return Path(os.path.realpath(path))  # Path.resolve raises where links go in circles
 
 
-def _is(path: Path, kind: Callable[[int], bool] = bool) -> bool:
-    """Say whether something of a kind is there, as far as this user may see."""
+def _is(path: Path, kind: Callable[[int], bool] = bool, *, where_closed: bool = False) -> bool:
+    """Say whether something of a kind is there; `where_closed` where this user may not see."""
     try:
         return kind(path.stat().st_mode)
+    except PermissionError:
+        return where_closed
     except (OSError, ValueError):
         return False
 

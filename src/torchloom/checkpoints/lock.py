@@ -1,4 +1,4 @@
-"""One run at a time writes into a folder of checkpoints.
+"""Lets one run at a time write into a folder of checkpoints.
 
 The lock is the system's own on an open file (flock), held by the process of rank 0 from the first
 save until the last of its engines that saved there is destroyed, or the process ends, however it
@@ -14,10 +14,10 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
 import threading
 import time
-import weakref
 from pathlib import Path
 
 from torchloom.errors import CheckpointError
@@ -30,105 +30,70 @@ NAME = ".torchloom.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
-class Hold:
-    """A folder that this process may write to, shared by all its engines that save there."""
+class _Folders:
+    """The folders that this process may write into."""
 
     def __init__(self) -> None:
         self.alone = threading.RLock()
-        """Held by the one thread that looks for leftovers, publishes or removes."""
-        self.living: set[str] = set()
-        """Idents of saves that are under way: their folders are no leftovers."""
-        self.owners: set[object] = set()
-        self.handle = -1
+        """Held by the one thread that looks for leftovers, publishes or removes; also where an engine is
+        collected meanwhile."""
+        self.ident = secrets.token_hex(2)
+        """Begins the <id> of what this process works at; see `folder`."""
+        self._held: dict[Path, tuple[int, set[object]]] = {}
+        """For each folder the open lock file, and the engines that save there."""
 
-
-class FolderLock:
-    """The right of one engine to write into folders."""
-
-    def __init__(self) -> None:
-        self._owner = object()
-        weakref.finalize(self, _process.release, self._owner, None, removes=False)
-
-    def take(self, root: Path) -> Hold:
+    def take(self, root: Path, owner: object) -> None:
         """Take the right to write into a folder, unless it is held here already.
+
+        Args:
+            root: the folder.
+            owner: stands for the engine that asks.
 
         Raises:
             CheckpointError: another process holds it.
             OSError: the lock file cannot be written.
         """
-        return _process.take(self._owner, root.resolve())
+        root = root.resolve()
+        with self.alone:
+            handle, owners = self._held.pop(root, (-1, set()))
+            if not _is_at(handle, root / NAME):  # also where someone has removed the file
+                _close(handle)
+                handle = _locked(root / NAME)
+            self._held[root] = handle, owners | {owner}
 
-    def release(self, root: Path | None = None) -> None:
-        """Let others write into the folder, or into all, when no engine here does any more."""
-        _process.release(self._owner, root, removes=True)
-
-
-class _Process:
-    """The folders that this process holds."""
-
-    def __init__(self) -> None:
-        self._held: dict[Path, Hold] = {}
-        self._mutex = threading.RLock()  # taken again where an engine is collected meanwhile
+    def release(self, owner: object) -> None:
+        """Let others write into the folders where no other engine here does."""
+        with self.alone:
+            for root, (handle, owners) in list(self._held.items()):
+                owners.discard(owner)
+                if not owners:
+                    del self._held[root]
+                    _close(handle)
 
     def forked(self) -> None:
         """Hold nothing in a forked process: a worker may outlive a run that is killed."""
-        inherited = [hold.handle for hold in self._held.values()]
-        self._held, self._mutex = {}, threading.RLock()
-        for handle in inherited:
+        inherited = self._held
+        self.__init__()
+        for handle, _ in inherited.values():
             os.close(handle)  # the lock itself stays with the parent
 
-    def take(self, owner: object, root: Path) -> Hold:
-        with self._mutex:
-            path, hold = root / NAME, self._held.get(root) or Hold()
-            if not _is_at(hold.handle, path):
-                new = _locked(path)
-                _close(hold.handle)
-                hold.handle = new
-                self._held[root] = hold
-            hold.owners.add(owner)
-            return hold
 
-    def release(self, owner: object, root: Path | None, *, removes: bool) -> None:
-        """Drop an owner's right to write; unlock folders that no other owner here writes to.
-
-        Args:
-            owner: the lock of one engine.
-            root: the folder; None: all that the owner holds.
-            removes: also remove the lock file of an unlocked folder.
-        """
-        with self._mutex:
-            for each in [root.resolve()] if root is not None else list(self._held):
-                hold = self._held.get(each)
-                if hold is None or owner not in hold.owners:
-                    continue
-                hold.owners.remove(owner)
-                if hold.owners:
-                    continue
-                del self._held[each]
-                if removes and _is_at(hold.handle, each / NAME):
-                    (each / NAME).unlink(missing_ok=True)
-                _close(hold.handle)
-
-
-_process = _Process()
-os.register_at_fork(after_in_child=_process.forked)
+FOLDERS = _Folders()
+os.register_at_fork(after_in_child=FOLDERS.forked)
 
 
 def _locked(path: Path) -> int:
     """Return the lock file, open and locked."""
-    while True:
-        handle = open_plain(path, os.O_RDWR)
-        try:
-            _lock(handle, path)
-            if _is_at(handle, path):
-                facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.ctime()}
-                os.ftruncate(handle, 0)
-                os.write(handle, json.dumps(facts).encode())
-                return handle
-        except BaseException:  # KeyboardInterrupt, too: the descriptor holds the lock
-            os.close(handle)
-            raise
-        os.close(handle)  # its holder removed it between opening and locking
+    handle = open_plain(path, os.O_RDWR)
+    try:
+        _lock(handle, path)
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.ctime()}
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(facts).encode())
+    except BaseException:  # KeyboardInterrupt, too: the descriptor holds the lock
+        os.close(handle)
+        raise
+    return handle
 
 
 def _lock(handle: int, path: Path) -> None:
@@ -167,7 +132,6 @@ def _holder(path: Path) -> str:
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        there, here = path.stat(), os.fstat(handle)
+        return os.path.samestat(path.stat(), os.fstat(handle))
     except OSError:
         return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)

@@ -1,6 +1,7 @@
-"""The manifest of a checkpoint: every file with its size and digests, sealed by a digest of its own.
+"""Lists every file of a checkpoint with its size and digests, and compares them with what is on the disk.
 
-It is the last file that is written, in one exact spelling: other bytes are damage.
+The manifest is the last file that is written, in one exact spelling and sealed by a digest of its own: other
+bytes are damage.
 
 A digest is a CRC-32 of a block of 16 MiB, made while a file is written and compared in threads. One flipped bit, or
 any error within 32 bits, always changes it; other damage passes with a chance of 2**-32 per block. The digests guard
@@ -17,14 +18,16 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from torchloom.errors import CheckpointError
 
+NAME = "manifest.json"
+FORMAT = 2
 BLOCK = 16 << 20
 """Bytes per digest: enough that a digest costs nothing to keep, few enough to share the work."""
 _MAX_THREADS = 8
@@ -38,73 +41,35 @@ class Sums(NamedTuple):
     blocks: list[int]
 
 
-class SummedFile:
-    """A file that is being written, and the digests of what was written so far."""
+def write_summed(path: Path, contents: Iterable[bytes | memoryview]) -> Sums:
+    """Write a new file, bring it to the disk and return its digests.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: BinaryIO = path.open("xb")
-        self._blocks: list[int] = []
-        self._crc = self._in_block = self.size = 0
-        self.error: OSError | None = None
-        """Why writing failed: who writes through others' code would not hear of it."""
+    Args:
+        path: the file.
+        contents: its bytes, in any number of parts.
 
-    def write(self, content: bytes | memoryview) -> int:
-        """Append bytes.
-
-        Returns:
-            The number of bytes, as Python's writable files do.
-
-        Raises:
-            OSError: the bytes cannot be written; the error names the file and stays in `error`.
-        """
-        view = memoryview(content).cast("B")
-        try:
-            self._file.write(view)
-        except OSError as error:
-            self.error = OSError(error.errno, error.strerror, str(self.path))
-            raise self.error from None
-        at = 0
-        while at < len(view):
-            part = view[at : at + BLOCK - self._in_block]
-            self._crc = zlib.crc32(part, self._crc)
-            self._in_block += len(part)
-            at += len(part)
-            if self._in_block == BLOCK:
-                self._blocks.append(self._crc)
-                self._crc = self._in_block = 0
-        self.size += len(view)
-        return len(view)
-
-    def finish(self) -> Sums:
-        """Bring the file to the disk and return its digests.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
-        last = [self._crc] if self._in_block else []
-        return Sums(self.size, [*self._blocks, *last])
-
-    def close(self) -> None:
-        """Let go of the file; of one that is not finished, nothing more is written."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-def write_summed(path: Path, content: bytes) -> Sums:
-    """Write a whole small file; see `SummedFile`."""
-    file = SummedFile(path)
+    Raises:
+        OSError: it cannot be written, e.g. because the disk is full; the error names it.
+    """
+    size = crc = 0
+    blocks: list[int] = []
     try:
-        file.write(content)
-        return file.finish()
-    finally:
-        file.close()
+        with path.open("xb") as file:
+            for content in contents:
+                left = memoryview(content).cast("B")
+                file.write(left)
+                while left:
+                    part = left[: BLOCK - size % BLOCK]
+                    left = left[len(part) :]
+                    crc, size = zlib.crc32(part, crc), size + len(part)
+                    if size % BLOCK == 0:
+                        blocks.append(crc)
+                        crc = 0
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return Sums(size, [*blocks, crc] if size % BLOCK else blocks)
 
 
 @contextlib.contextmanager
@@ -127,75 +92,14 @@ def reading(path: Path, where: str = "") -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # readers of JSON and of torch over damaged bytes raise anything
-        raise CheckpointError(f"{path} is damaged{where}: {first_line(error)}") from error
+        kind = type(error).__name__
+        raise CheckpointError(f"{path} is damaged{where}: {kind}: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:
     """Return the beginning of an error's message."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
-
-
-class DigestBlock(NamedTuple):
-    """One block of one file, to compare."""
-
-    name: str
-    index: int
-    sums: Sums
-
-
-def blocks_of(files: dict[str, Sums]) -> list[DigestBlock]:
-    """Return all blocks of all files; a file without content counts as one."""
-    return [
-        DigestBlock(name, index, sums)
-        for name, sums in sorted(files.items())
-        for index in range(max(1, len(sums.blocks)))
-    ]
-
-
-def check_blocks(folder: Path, blocks: Sequence[DigestBlock]) -> list[str]:
-    """Compare blocks with what is on the disk; return what is wrong, a sentence per file."""
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
-        found = threads.map(lambda block: _check(folder, block), blocks)
-        wrong: dict[str, str] = {}
-        for block, sentence in zip(blocks, found, strict=True):
-            if sentence:
-                wrong.setdefault(block.name, sentence)
-    return list(wrong.values())
-
-
-def _check(folder: Path, block: DigestBlock) -> str:
-    path, start, size = folder / block.name, block.index * BLOCK, block.sums.size
-    try:
-        facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode):
-            return f"{path} is not a regular file"
-        if facts.st_size != size:
-            return f"{path} has {facts.st_size} bytes, it was saved with {size}"
-        end = min(start + BLOCK, size)
-        if block.sums.blocks and _crc_of(path, start, end) != block.sums.blocks[block.index]:
-            return f"{path} is damaged: bytes {start} to {end} are not those that were saved"
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror or error}"
-    return ""
-
-
-def _crc_of(path: Path, start: int, end: int) -> int:
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        crc, left, buffer = 0, end - start, memoryview(bytearray(_READ))
-        while left > 0:
-            num = file.readinto(buffer[: min(left, _READ)])
-            if not num:
-                return -1  # cut while it was read
-            crc, left = zlib.crc32(buffer[:num], crc), left - num
-    return crc
-
-
-NAME = "manifest.json"
-FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,27 +120,20 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        body: dict[str, Any] = {
-            "format": FORMAT,
-            "block_bytes": BLOCK,
-            "digest": "crc32",
-            "tag": self.tag,
-            "serial": self.serial,
-            "saved_at": self.saved_at,
-            "world_size": self.world_size,
-            "is_latest": self.is_latest,
-            "facts": self.facts,
-            "files": {
-                name: [sums.size, [f"{crc:08x}" for crc in sums.blocks]]
-                for name, sums in sorted(self.files.items())
-            },
+        files = {
+            name: [sums.size, [f"{crc:08x}" for crc in sums.blocks]]
+            for name, sums in self.files.items()
         }
-        return _spell({**body, "seal": hashlib.sha256(_spell(body)).hexdigest()})
+        body = {**vars(self), **_CONSTANTS, "files": files}
+        return _spell({**body, "seal": _seal(body)})
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return sum(sums.size for sums in self.files.values())
+
+
+_CONSTANTS = {"format": FORMAT, "block_bytes": BLOCK, "digest": "crc32"}
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -257,47 +154,58 @@ def read_manifest(path: Path) -> Manifest:
         raw = file.read_bytes()
         body = json.loads(raw)
         seal = body.pop("seal")
-        version = body["format"]
-        sealed = hashlib.sha256(_spell(body)).hexdigest() == seal
-        is_whole = sealed and raw == _spell({**body, "seal": seal})
-        if not is_whole:
+        if _seal(body) != seal or raw != _spell({**body, "seal": seal}):
             raise CheckpointError(f"{file} is damaged: its bytes are not those that were saved")
-        if version != FORMAT or body["block_bytes"] != BLOCK or body["digest"] != "crc32":
+        version = body["format"]
+        if {key: body.pop(key, None) for key in _CONSTANTS} != _CONSTANTS:
             raise CheckpointError(
                 f"{file} has format {version!r}, this version of torchloom reads {FORMAT}: load it "
                 "with the version that wrote it"
             )
-        return _parsed(body)
-
-
-def _parsed(body: dict[str, Any]) -> Manifest:
-    files = {
-        name: Sums(int(size), [int(crc, 16) for crc in crcs])
-        for name, (size, crcs) in body["files"].items()
-    }
-    for name, sums in files.items():
-        if Path(name).name != name or len(sums.blocks) != -(-sums.size // BLOCK):
-            raise ValueError(f"the entry of {name!r} has no meaning")
-    return Manifest(
-        files=files,
-        tag=str(body["tag"]),
-        serial=int(body["serial"]),
-        saved_at=float(body["saved_at"]),
-        world_size=int(body["world_size"]),
-        is_latest=bool(body["is_latest"]),
-        facts=dict(body["facts"]),
-    )
+        files = {
+            name: Sums(int(size), [int(crc, 16) for crc in crcs])
+            for name, (size, crcs) in body.pop("files").items()
+        }
+        for name, sums in files.items():
+            if Path(name).name != name or len(sums.blocks) != -(-sums.size // BLOCK):
+                raise ValueError(f"the entry of {name!r} has no meaning")
+        return Manifest(files=files, **body)
 
 
 def check_names(path: Path, manifest: Manifest) -> list[str]:
-    """Return what is in the folder and not in the manifest, or the other way round."""
+    """Compare names and sizes alone, which takes no time; return what is wrong, a sentence per file."""
+    wrong = []
     try:
-        have = {each.name for each in path.iterdir()} - {NAME}
+        have = {each.name: each.lstat() for each in path.iterdir()}
     except OSError as error:
         return [f"{path} cannot be read: {error.strerror or error}"]
-    strange = [f"{path / name} is no part of it" for name in sorted(have - manifest.files.keys())]
-    gone = [f"{path / name} is missing" for name in sorted(manifest.files.keys() - have)]
-    return gone + strange
+    for name, sums in manifest.files.items():
+        if name not in have:
+            wrong.append(f"{path / name} is missing")
+        elif not stat.S_ISREG(have[name].st_mode):
+            wrong.append(f"{path / name} is not a regular file")
+        elif have[name].st_size != sums.size:
+            size = have[name].st_size
+            wrong.append(f"{path / name} has {size} bytes, it was saved with {sums.size}")
+    strange = sorted(have.keys() - manifest.files.keys() - {NAME})
+    return wrong + [f"{path / name} is no part of it" for name in strange]
+
+
+class DigestBlock(NamedTuple):
+    """One block of one file, to compare."""
+
+    name: str
+    index: int
+    crc: int
+
+
+def blocks_of(files: dict[str, Sums]) -> list[DigestBlock]:
+    """Return all blocks of all files."""
+    return [
+        DigestBlock(name, index, crc)
+        for name, sums in sorted(files.items())
+        for index, crc in enumerate(sums.blocks)
+    ]
 
 
 def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int = 1) -> list[str]:
@@ -312,17 +220,35 @@ def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int =
     Returns:
         One sentence per bad file; empty if all is as it was saved.
     """
-    return check_blocks(path, blocks_of(manifest.files)[rank::world_size])
+    blocks: Sequence[DigestBlock] = blocks_of(manifest.files)[rank::world_size]
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
+        found = threads.map(lambda block: _check(path / block.name, block), blocks)
+        wrong: dict[str, str] = {}
+        for block, sentence in zip(blocks, found, strict=True):
+            if sentence:
+                wrong.setdefault(block.name, sentence)
+    return list(wrong.values())
 
 
-def check_sizes(path: Path, manifest: Manifest) -> list[str]:
-    """Compare names and sizes alone, which takes no time."""
-    wrong = check_names(path, manifest)
-    for name, sums in manifest.files.items():
-        file = path / name
-        if file.is_file() and file.stat().st_size != sums.size:
-            wrong.append(f"{file} has {file.stat().st_size} bytes, it was saved with {sums.size}")
-    return wrong
+def _check(path: Path, block: DigestBlock) -> str:
+    start, crc, left = block.index * BLOCK, 0, BLOCK
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while left and (content := file.read(min(left, _READ))):
+                crc, left = zlib.crc32(content, crc), left - len(content)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    end = start + BLOCK - left
+    if crc != block.crc:
+        return f"{path} is damaged: bytes {start} to {end} are not those that were saved"
+    return ""
+
+
+def _seal(body: dict[str, Any]) -> str:
+    return hashlib.sha256(_spell(body)).hexdigest()
 
 
 def _spell(body: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Optimizer groups, optimizer states and waiting gradients from a checkpoint, whatever the optimizer has done before.
+"""Reads optimizer groups, optimizer states and waiting gradients from a checkpoint, whatever the optimizer has done before.
 
 States are made from the stored values, without a step of the optimizer: states that it has already are
 replaced, and states that the checkpoint lacks are dropped.
@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchloom.checkpoints.contents import Contents
-from torchloom.checkpoints.restore_model import reader
-from torchloom.checkpoints.trained import Leaf, Trained
+from torchloom.checkpoints.engine_values import Leaf, Trained
+from torchloom.checkpoints.restore_model import Write, read_shard, share_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, layout_of
-from torchloom.shard.shards import cut, valid_numel
-
-Groups = list[tuple[dict[str, Any], dict[str, Any]]]
-"""Each group of the optimizer, and what to put into it."""
+from torchloom.shard.shards import cut
 
 
-def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Groups:
-    """Return what the optimizer's groups become.
+def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Write:
+    """Read what the optimizer's groups become; return what puts it into them.
 
     Args:
         engine: whose optimizer receives them.
         contents: the checkpoint.
         strict: each group must hold the same parameters as in the checkpoint.
-
-    Returns:
-        Pairs of a live group and the values to write into it.
 
     Raises:
         CheckpointError: the groups are others.
@@ -42,35 +36,46 @@ def read_groups(engine: Trained, contents: Contents, *, strict: bool) -> Groups:
     assert engine.optimizer is not None
     names = {id(each.param): each.spec.name for each in engine.local}
     groups, saved = engine.optimizer.param_groups, contents.value("groups")
+    wayout = "build it with the same groups, or load with load_optimizer_states=False"
     if len(groups) != len(saved):
         raise CheckpointError(
-            f"the checkpoint has {len(saved)} optimizer groups, this run has {len(groups)}: build "
-            "the optimizer with the same groups, or load with load_optimizer_states=False"
+            f"the checkpoint has {len(saved)} optimizer groups, this run's optimizer has {len(groups)}: "
+            f"{wayout}"
         )
-    found: Groups = []
+    found: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for index, (group, old) in enumerate(zip(groups, saved, strict=True)):
-        have = {names[id(param)] for param in group["params"]}
-        odd = sorted(have ^ set(old["params"]))
+        odd = sorted({names[id(param)] for param in group["params"]} ^ set(old["params"]))
         if strict and odd:
             raise CheckpointError(
                 f"the optimizer's group {index} holds other parameters than in the checkpoint "
-                f"({', '.join(odd[:3])}): build it with the same groups, or load with "
-                "load_optimizer_states=False"
+                f"({', '.join(odd[:3])}): {wayout}"
             )
-        values = {key: value for key, value in old.items() if key != "params"}
-        for key, value in values.items():
-            now = group.get(key)
-            if isinstance(now, Tensor):
-                values[key] = torch.as_tensor(value).reshape(now.shape)
-            elif isinstance(now, tuple) and isinstance(value, list):
-                values[key] = tuple(value)
-            elif isinstance(value, Tensor) and isinstance(now, float):
-                values[key] = value.item()
+        values = {
+            key: _like(group.get(key), value) for key, value in old.items() if key != "params"
+        }
         found.append((group, values))
-    return found
+
+    def write() -> None:
+        for group, values in found:
+            for key, value in values.items():
+                if isinstance(group.get(key), Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+
+    return write
 
 
-def read_states(engine: Trained, contents: Contents) -> Callable[[], None]:
+def _like(now: Any, value: Any) -> Any:
+    """Return a setting of a group as the kind that it is here."""
+    if isinstance(now, Tensor):
+        return torch.as_tensor(value).reshape(now.shape)
+    if isinstance(now, tuple) and isinstance(value, list):
+        return tuple(value)
+    return value.item() if isinstance(value, Tensor) and isinstance(now, float) else value
+
+
+def read_states(engine: Trained, contents: Contents) -> Write:
     """Read the states of this rank's leaves; return what puts them into the optimizer.
 
     Raises:
@@ -78,19 +83,14 @@ def read_states(engine: Trained, contents: Contents) -> Callable[[], None]:
     """
     optimizer, layout = engine.optimizer, layout_of(engine.module)
     assert optimizer is not None
-    other_ranks = contents.world_size != engine.world.world_size
     own = sorted(name for name in contents.own if name.startswith("optim"))
-    if other_ranks and own:
+    if own and contents.world_size != engine.world.world_size:
         raise CheckpointError(
             f"the optimizer's states {', '.join(own[:3])} differed between the {contents.world_size} "
             "ranks that saved them: load on as many, or with load_optimizer_states=False"
         )
-    by_leaf = {
-        each.param: {} if tree is None else _read(each, tree, contents, layout)
-        for each in engine.local
-        for tree in [contents.state_tree(each.spec.name)]
-    }
-    others = contents.value("optimizer") if "optimizer" in contents else {}
+    by_leaf = {each.param: _read(each, contents, layout) for each in engine.local}
+    others = contents.value("optimizer") if "optimizer" in contents.trees else {}
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
     def write() -> None:
@@ -98,53 +98,53 @@ def read_states(engine: Trained, contents: Contents) -> Callable[[], None]:
             del optimizer.state[key]
         optimizer.state.update(others)
         for leaf, states in by_leaf.items():
-            _put(engine, leaf, states, groups.get(id(leaf), {}))
+            before = optimizer.state.pop(leaf, {})
+            group = groups.get(id(leaf), {})
+            if states:
+                optimizer.state[leaf] = {
+                    key: _placed(engine, leaf, key, value, before.get(key), group)
+                    for key, value in states.items()
+                }
 
     return write
 
 
-def _read(each: Leaf, tree: list[Any], contents: Contents, layout: Layout) -> dict[str, Any]:
+def _read(each: Leaf, contents: Contents, layout: Layout) -> dict[str, Any]:
     name = f"optim/{each.spec.name}"
     states: dict[str, Any] = {}
-    for key, kind, value in tree:
-        if kind != "piece":
+    for key, kind, value in contents.trees.get(name, ()):
+        if kind == "piece":
+            rank, numel = layout.rank if each.is_divided else 0, math.prod(each.shard_shape)
+            value = read_shard(contents, f"{name}/{key}", each.spec, rank, numel)
+            states[key] = value.view(each.shard_shape)
+        else:
             states[key] = contents.fetch(name, value)
-            continue
-        numel, rank = math.prod(each.shard_shape), layout.rank if each.is_divided else 0
-        start = min(rank * numel, each.spec.numel)
-        valid = valid_numel(each.spec.numel, rank, numel)
-        part = contents.payload.part(f"{name}/{key}", start, valid)
-        if valid < numel:
-            part = torch.cat([part, part.new_zeros(numel - valid)])
-        states[key] = part.view(each.shard_shape)
     return states
 
 
-def _put(engine: Trained, leaf: Tensor, states: dict[str, Any], group: dict[str, Any]) -> None:
-    """Give a parameter these states; tensors that fit keep their place in memory."""
-    assert engine.optimizer is not None
-    if not states:
-        engine.optimizer.state.pop(leaf, None)
-        return
-    have = engine.optimizer.state[leaf]
-    for key in have.keys() - states.keys():
-        del have[key]
-    for key, value in states.items():
-        if not isinstance(value, Tensor):
-            have[key] = value
-            continue
-        now = have.get(key)
-        if isinstance(now, Tensor) and (now.shape, now.dtype) == (value.shape, value.dtype):
-            now.copy_(value)
-        elif key == "step" and not (group.get("capturable") or group.get("fused")):
-            have[key] = value.clone()  # torch's optimizers count on the CPU unless told otherwise
-        else:
-            have[key] = engine.offloads.placed(value, like=leaf)
+def _placed(
+    engine: Trained, leaf: Tensor, key: str, value: Any, now: Any, group: dict[str, Any]
+) -> Any:
+    """Return a state where the optimizer keeps it; a tensor that fits keeps its place in memory.
+
+    Args:
+        engine: says where states live.
+        leaf: the parameter.
+        key: of the state.
+        value: what was read.
+        now: the state that the parameter has, or None.
+        group: of the parameter.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if isinstance(now, Tensor) and (now.shape, now.dtype) == (value.shape, value.dtype):
+        return now.copy_(value)
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return value.clone()  # torch's optimizers count on the CPU unless told otherwise
+    return engine.offloads.placed(value, like=leaf)
 
 
-def read_gradients(
-    engine: Trained, contents: Contents, factor: float
-) -> Iterator[Callable[[], object]]:
+def read_gradients(engine: Trained, contents: Contents, factor: float) -> Iterator[Write]:
     """Read the gradients that were waiting for more micro-steps; drop those that wait here.
 
     Local gradients are not averaged over ranks yet; if the number of ranks has changed, each rank takes
@@ -164,22 +164,19 @@ def read_gradients(
     for each in engine.local:
         spec, key = each.spec, f"grad/{each.spec.name}"
         local = [f"rank{rank}/{key}" for rank in range(contents.world_size)]
-        found = [name for name in local if name in contents.payload]
-        is_local = spec.mode == "whole"
-        if is_local and same and found:
-            if mine.get(spec.name) == "local":
-                value = contents.payload.whole(local[engine.world.rank])
-                yield _set_grad(each.param, value, factor)
+        found = [name for name in local if name in contents.index]
+        if spec.mode == "whole" and same and found:
+            if mine.get(spec.name) != "local":
+                continue
+            value = contents.whole(local[engine.world.rank])
         elif found:
-            mean = sum(contents.payload.whole(name).double() for name in found) / len(local)
-            assert isinstance(mean, Tensor)
-            whole = mean.to(spec.dtype)
-            value = cut(whole, layout.rank, spec.shard_numel) if spec.mode == "sharded" else whole
-            yield _set_grad(each.param, value, factor)
-        elif key in contents.payload:
-            value = torch.zeros(each.param.numel(), dtype=contents.payload.index[key].dtype)
-            reader(contents, key, spec, layout, value)()
-            yield _set_grad(each.param, value, factor)
+            total: Any = sum(contents.whole(name).double() for name in found)
+            value = cut((total / len(local)).to(spec.dtype), *share_of(spec, layout))
+        elif key in contents.index:
+            value = read_shard(contents, key, spec, *share_of(spec, layout))
+        else:
+            continue
+        yield _set_grad(each.param, value, factor)
 
 
 def is_gradient(key: str) -> bool:
@@ -187,7 +184,7 @@ def is_gradient(key: str) -> bool:
     return re.match(r"(rank\d+/)?grad/", key) is not None
 
 
-def _set_grad(param: nn.Parameter, value: Tensor, factor: float) -> Callable[[], None]:
+def _set_grad(param: nn.Parameter, value: Tensor, factor: float) -> Write:
     fitted = value.reshape(param.shape)
 
     def write() -> None:

@@ -1,4 +1,4 @@
-"""Whole weights of a sharded model to files, gathered one parameter at a time: no rank holds a whole model.
+"""Writes whole weights of a sharded model to files, gathered one parameter at a time: no rank holds a whole model.
 
 All ranks gather, and rank 0 writes each weight into its file before the next one is gathered. A rank 0 that cannot
 write goes on to gather, so that no rank waits for it, and all raise at the end.
@@ -8,36 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchloom.checkpoints import Checkpoints
-from torchloom.checkpoints.folder import check_outside
 from torchloom.checkpoints.weight_files import (
-    Parts,
     Weight,
-    check_dtype,
     config_of,
     write_file,
     write_folder,
 )
 from torchloom.config.budget import parse_bytes
-from torchloom.files import replacing
 from torchloom.log import get_logger
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.shard import ShardTensor, full_state_dict, is_sharded, layout_of, sharded_state_dict
+from torchloom.shard import ShardTensor, is_sharded, layout_of, sharded_state_dict
 from torchloom.shard.state import gather_shard
 
 logger = get_logger(__name__)
-
-
-class _Entry(NamedTuple):
-    weight: Weight
-    value: Tensor
-    """This rank's shard, or the whole weight."""
 
 
 def save_model(
@@ -77,11 +66,13 @@ def save_model(
     checkpoints = Checkpoints(new_agreement(dist.get_rank(), dist.get_world_size()))
     folder = Path(folder)
 
-    def write(weights: list[Weight], parts: Parts) -> list[str]:
-        written = write_folder(weights, parts, folder, shard_bytes, config_of(model))
-        return [str(path) for path in written]
-
-    return _save(model, folder, dtype, checkpoints, write)
+    return _save(
+        model,
+        folder,
+        dtype,
+        checkpoints,
+        lambda weights: write_folder(weights, folder, shard_bytes, config_of(model)),
+    )
 
 
 def save_file(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: Checkpoints) -> str:
@@ -99,31 +90,8 @@ def save_file(model: nn.Module, path: Path, dtype: torch.dtype, checkpoints: Che
     Raises:
         CheckpointError: the file cannot be written; on every rank. What was there stays.
     """
-    if path.suffix == ".safetensors":
-
-        def write(weights: list[Weight], parts: Parts) -> list[str]:
-            write_file(weights, parts, path)
-            return [str(path)]
-
-        return _save(model, path, dtype, checkpoints, write)[0]
-    weights = full_state_dict(model, rank0_only=True, cpu=True)
-    first = {entry.weight.name for entry in _entries(model, dtype, checked=False)}
-    chosen = {
-        name: value.to(dtype) if value.is_floating_point() else value
-        for name, value in weights.items()
-        if name in first
-    }
-
-    def pickle_on_rank0() -> None:
-        if dist.get_rank() == 0:
-            _pickle(chosen, path)
-
-    checkpoints.in_step("the weights to export", _failure(path), dict, pickle_on_rank0)
+    _save(model, path, dtype, checkpoints, lambda weights: write_file(weights, path))
     return str(path)
-
-
-def _failure(path: Path) -> str:
-    return f"the weights cannot be written to {str(path)!r}"
 
 
 def _save(
@@ -131,61 +99,49 @@ def _save(
     target: Path,
     dtype: torch.dtype | None,
     checkpoints: Checkpoints,
-    write: Callable[[list[Weight], Parts], list[str]],
+    write: Callable[[list[Weight]], list[Path]],
 ) -> list[str]:
-    """Gather on all ranks while rank 0 writes; return what `write` returned there."""
-    entries: list[_Entry] = []
+    """Gather on all ranks while rank 0 writes; return what `write` returned there, as texts."""
+    values: dict[str, Tensor] = {}
+    weights: list[Weight] = []
+
+    def gathered() -> Iterator[Tensor]:
+        for name, value in values.items():
+            yield _whole(name, value)
+
+    whole = gathered()
 
     def look() -> dict[str, str]:
-        entries.extend(_entries(model, dtype, checked=True))
+        values.update(_values(model))
+        for name, value in values.items():
+            kept = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            weights.append(Weight(name, tuple(value.shape), kept, lambda: [next(whole)]))
         return {"path": str(target), "dtype": str(dtype)}
 
     def run() -> list[str]:
-        gathered = _gathered(entries)
         try:
-            if dist.get_rank() != 0:
-                return []
-            return write([entry.weight for entry in entries], lambda weight: next(gathered))
+            return [str(path) for path in write(weights)] if dist.get_rank() == 0 else []
         finally:
-            for _ in gathered:  # the other ranks gather all
+            for _ in whole:  # the other ranks gather all
                 pass
 
-    return checkpoints.in_step("the weights to export", _failure(target), look, run)[0]
+    failure = f"the weights cannot be written to {str(target)!r}"
+    return checkpoints.in_step("the weights to export", failure, look, run)[0]
 
 
-def _gathered(entries: list[_Entry]) -> Iterator[list[Tensor]]:
-    """Yield each weight in turn, whole, on the CPU."""
-    for entry in entries:
-        value = entry.value
-        if isinstance(value, ShardTensor):
-            value = gather_shard(value, f"{entry.weight.name} to export")
-        yield [value.detach().cpu()]
+def _whole(name: str, value: Tensor) -> Tensor:
+    """Return a weight on the CPU, gathered if `value` is this rank's shard of it."""
+    if isinstance(value, ShardTensor):
+        value = gather_shard(value, f"{name} to export")
+    return value.detach().cpu()
 
 
-def _entries(model: nn.Module, dtype: torch.dtype | None, *, checked: bool) -> Iterator[_Entry]:
-    """Yield what the state dict holds, tied weights once.
-
-    Args:
-        model: sharded.
-        dtype: of floating-point weights in the file; None keeps theirs.
-        checked: raise for a dtype that safetensors cannot hold.
-    """
+def _values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the state dict holds, tied weights once."""
     seen: dict[int, str] = {}
     params = dict(model.named_parameters(remove_duplicate=False))
     for name, value in sharded_state_dict(model).items():
         if not isinstance(value, Tensor):
             logger.warning("%s of the state dict is no tensor and is left out", name)
-            continue
-        if name in params and seen.setdefault(id(params[name]), name) != name:
-            continue
-        kept = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        if checked:
-            check_dtype(name, kept)
-        yield _Entry(Weight(name, tuple(value.shape), kept), value)
-
-
-def _pickle(weights: dict[str, Tensor], path: Path) -> None:
-    check_outside(path.parent, "weights")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        torch.save(weights, file)
+        elif name not in params or seen.setdefault(id(params[name]), name) == name:
+            yield name, value

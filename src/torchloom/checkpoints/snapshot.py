@@ -1,11 +1,11 @@
-"""What a checkpoint keeps of an engine, as parts of tensors and plain values.
+"""Collects what a checkpoint keeps of an engine, as parts of tensors and plain values.
 
     model/<param>               every rank its shard, as boxes of the whole, or one rank the whole
     optim/<param>/<state>       likewise, of each state that has an element per element
     grad/<param>                likewise, in the middle of an accumulation
     rank<k>/grad/<param>        gradients that are not averaged yet: each rank's own
     buffer/<name>               persistent buffers
-    values                      all the rest: see `plain_values`
+    values                      all the rest: see `engine_values`
 
 Values, buffers among them, are expected to be equal on all ranks. Where one is not, each rank that
 differs from rank 0 keeps its own.
@@ -16,17 +16,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchloom.checkpoints import rng
-from torchloom.checkpoints.plain_values import Value, kind_of, value_of, values_of
+from torchloom.checkpoints.engine_values import Counters, Leaf, Trained, kind_of, values_of
 from torchloom.checkpoints.tensors import PayloadPart
-from torchloom.checkpoints.trained import Counters, Leaf, Trained
-from torchloom.checkpoints.values import plain_tensor
+from torchloom.checkpoints.values import Value, add_state, plain_tensor
 from torchloom.checkpoints.weight_files import config_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
@@ -39,12 +37,11 @@ class EngineSnapshot:
 
     parts: list[PayloadPart]
     values: dict[str, Value]
-    pieces: str
-    """A hash of what divided states there are, which must be equal on all ranks."""
     facts: dict[str, Any]
-    generators: bytes
-    tied: dict[str, str]
-    """Other names of parameters and buffers in `state_dict()`, with the names that they are kept under."""
+    kinds: str = ""
+    """A hash of what divided states there are, which must be equal on all ranks."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Other names of parameters in `state_dict()`, with the names that they are kept under."""
 
     def staged(self, copy: Callable[[str, Tensor], Tensor]) -> EngineSnapshot:
         """Return the same of copies, which training does not change."""
@@ -54,6 +51,10 @@ class EngineSnapshot:
             for name, value in self.values.items()
         }
         return replace(self, parts=parts, values=values)
+
+    def digests(self) -> dict[str, str]:
+        """Return a hash of each value."""
+        return {name: value.digest() for name, value in self.values.items()}
 
 
 def take(
@@ -70,19 +71,24 @@ def take(
     Raises:
         CheckpointError: something cannot be kept; it is named.
     """
-    layout = layout_of(engine.module)
+    layout, params = layout_of(engine.module), owners_of(engine.module)
     writers = Writers(engine.world, layout)
-    of_params = {id(each.param): each.spec.name for each in engine.local}
-    values = dict(values_of(engine, counters, client_state, of_params))
-    parts = list(weights_of(engine, layout, writers, exclude_frozen))
-    states = list(states_of(engine, writers))
-    for name, value, of_param in states:
-        values[name] = value
-        parts += of_param
-    gradients = list(gradients_of(engine, writers))
-    values["gradients"] = Value({name: kind for name, kind, _ in gradients})
-    parts += [part for *_, found in gradients for part in found]
-    shared = [(n, v.tree) for n, v, _ in states] + [(n, k) for n, k, _ in gradients if k != "local"]
+    values = dict(values_of(engine, counters, client_state))
+    parts: list[PayloadPart] = []
+    divided: list[tuple[str, Any]] = []
+    for spec in layout:
+        if spec.requires_grad or not exclude_frozen:
+            parts += writers.parts(
+                f"model/{spec.name}", spec, params[spec.name], spec.mode == "sharded"
+            )
+    for each in engine.local:
+        name = f"optim/{each.spec.name}"
+        if engine.optimizer is not None and each.param in engine.optimizer.state:
+            values[name] = _states_of(each, engine.optimizer.state[each.param], writers, parts)
+            divided.append((name, [[key, kind] for key, kind, _ in values[name].tree]))
+    gradients = dict(_gradients_of(engine, writers, parts))
+    values["gradients"] = Value(gradients)
+    divided += [(name, kind) for name, kind in gradients.items() if kind != "local"]
     facts = {
         "stage": layout.stage,
         "world_size": engine.world.world_size,
@@ -95,22 +101,16 @@ def take(
         "scheduler": kind_of(engine.lr_scheduler),
         "model_config": config_of(engine.module),
     }
-    # Each rank's list of divided states, without their values: a rank that lacks one would leave a
-    # hole in the stored tensor.
-    pieces = json.dumps([(name, _kinds(tree)) for name, tree in shared])
-    digest = hashlib.sha256(pieces.encode()).hexdigest()[:16]
-    return EngineSnapshot(parts, values, digest, facts, rng.capture(), tied_names(engine.module))
-
-
-def _kinds(tree: Any) -> Any:
-    return [[key, kind] for key, kind, _ in tree] if isinstance(tree, list) else tree
+    # A rank that lacks a divided state would leave a hole in the stored tensor.
+    kinds = hashlib.sha256(json.dumps(divided).encode()).hexdigest()[:16]
+    return EngineSnapshot(parts, values, facts, kinds, _tied_names(engine.module))
 
 
 class Writers:
     """Which rank writes what several hold: the same on all ranks, and evenly."""
 
     def __init__(self, world: Any, layout: Layout) -> None:
-        self._rank, self._layout = world.rank, layout
+        self.rank, self._layout = world.rank, layout
         group = world.comm.replicate_group
         self._replica = 0 if group is None else group.rank
         self._of: dict[str, int] = {}
@@ -120,129 +120,81 @@ class Writers:
             loads[least] += spec.numel
         self._index = {spec.name: index for index, spec in enumerate(layout)}
 
-    def whole(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[PayloadPart]:
-        """Return the part to write of a tensor that all ranks hold.
+    def parts(
+        self, key: str, spec: ParamSpec, tensor: Tensor, is_divided: bool
+    ) -> list[PayloadPart]:
+        """Return the part of a tensor that this rank writes, if any.
 
         Args:
             key: under which it is stored.
             spec: of its parameter.
-            tensor: the same on all ranks.
+            tensor: flat, with padding, or the same on all ranks.
+            is_divided: whether each rank holds a shard of it.
         """
-        if self._of[spec.name] != self._rank:
-            return []
-        return [PayloadPart(key, tensor.detach().reshape(spec.shape), tuple(spec.shape))]
-
-    def shard(self, key: str, spec: ParamSpec, tensor: Tensor) -> list[PayloadPart]:
-        """Return the part to write of a tensor of which each rank holds a shard.
-
-        Args:
-            key: under which it is stored.
-            spec: of its parameter.
-            tensor: flat, with padding.
-        """
-        if self._index[spec.name] % self._layout.num_replicas != self._replica:
-            return []
+        shape, tensor = tuple(spec.shape), tensor.detach()
+        if not is_divided:
+            is_mine = self._of[spec.name] == self.rank
+            return [PayloadPart(key, tensor.reshape(shape), shape)] if is_mine else []
         numel, rank = tensor.numel(), self._layout.rank
         valid = valid_numel(spec.numel, rank, numel)
-        if valid == 0:
+        if valid == 0 or self._index[spec.name] % self._layout.num_replicas != self._replica:
             return []
-        return [PayloadPart(key, tensor.detach()[:valid], tuple(spec.shape), rank * numel)]
+        return [PayloadPart(key, tensor[:valid], shape, rank * numel)]
 
 
-def weights_of(
-    engine: Trained, layout: Layout, writers: Writers, exclude_frozen: bool
-) -> Iterator[PayloadPart]:
-    """Yield the parameters, as far as this rank writes them.
-
-    Args:
-        engine: what is saved.
-        layout: of its model.
-        writers: which rank writes what.
-        exclude_frozen: whether to leave out parameters that are not trained.
-    """
-    params = owners_of(engine.module)
-    for spec in layout:
-        if spec.requires_grad or not exclude_frozen:
-            put = writers.shard if spec.mode == "sharded" else writers.whole
-            yield from put(f"model/{spec.name}", spec, params[spec.name])
-
-
-def states_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, Value, list[PayloadPart]]]:
-    """Yield the optimizer's states of each parameter that has any.
+def _states_of(
+    each: Leaf, states: Mapping[Any, Any], writers: Writers, parts: list[PayloadPart]
+) -> Value:
+    """Return the optimizer's states of a parameter by kind, those that are plain with their values.
 
     Args:
-        engine: what is saved.
+        each: the parameter.
+        states: by name.
         writers: which rank writes what.
-
-    Returns:
-        For each parameter the name, the kinds of its states with those that are plain, and the parts
-        that this rank writes.
+        parts: receives what this rank writes.
 
     Raises:
         CheckpointError: a state cannot be kept; it is named.
     """
-    if engine.optimizer is None:
-        return
-    for each in engine.local:
-        if each.param not in engine.optimizer.state:
+    value = Value([])
+    for key, state in states.items():
+        if not isinstance(key, str):
+            raise CheckpointError(
+                f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
+                "keeps states that are named by texts"
+            )
+        full = f"optim/{each.spec.name}/{key}"
+        where = f"the optimizer's state {key!r} of {each.spec.name!r}"
+        if _is_shard(key, state, each.shard_shape):
+            parts += writers.parts(full, each.spec, plain_tensor(state, where), each.is_divided)
+            value.tree.append([key, "piece", None])  # the word of the format
             continue
-        name, value, parts = f"optim/{each.spec.name}", Value([]), []
-        for key, state in engine.optimizer.state[each.param].items():
-            if not isinstance(key, str):
-                raise CheckpointError(
-                    f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
-                    "keeps states that are named by texts"
-                )
-            full, where = f"{name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
-            if is_shard(key, state, each.shard_shape):
-                put = writers.shard if each.is_divided else writers.whole
-                parts += put(full, each.spec, plain_tensor(state, where))
-                value.tree.append([key, "piece", None])  # the word of the format
-            elif isinstance(state, Tensor):
-                value.tensors[full] = plain_tensor(state, where)
-                value.tree.append([key, "value", {"$tensor": full}])
-            else:
-                made = value_of(where, state, full)
-                value.tensors.update(made.tensors)
-                value.tree.append([key, "value", made.tree])
-            _check_divisible(each, key, state)
-        yield name, value, parts
+        if each.is_divided and isinstance(state, Tensor) and state.numel() > 1:
+            raise CheckpointError(
+                f"{where} has shape {list(state.shape)}, its shard of the parameter "
+                f"{list(each.shard_shape)}: a checkpoint keeps states with an element per element, and "
+                "single numbers. Use an optimizer that works elementwise, or stage 0"
+            )
+        add_state(value, key, state, full, where)
+    return value
 
 
-def is_shard(key: str, state: Any, shape: tuple[int, ...]) -> bool:
-    """Say whether a state has an element per element of a parameter's shard.
-
-    Args:
-        key: of the state.
-        state: a tensor or a plain value.
-        shape: of the shard.
-    """
+def _is_shard(key: str, state: Any, shape: tuple[int, ...]) -> bool:
+    """Say whether a state has an element per element of a parameter's shard."""
     if not isinstance(state, Tensor) or tuple(state.shape) != shape:
         return False
     return state.dim() > 0 or key != "step"  # of a scalar parameter
 
 
-def _check_divisible(each: Leaf, key: str, state: Any) -> None:
-    if not each.is_divided or not isinstance(state, Tensor) or state.numel() <= 1:
-        return
-    if not is_shard(key, state, each.shard_shape):
-        raise CheckpointError(
-            f"the optimizer's state {key!r} of {each.spec.name!r} has shape {list(state.shape)}, its "
-            f"shard of the parameter {list(each.shard_shape)}: a checkpoint keeps states with an "
-            "element per element, and single numbers. Use an optimizer that works elementwise, or "
-            "stage 0"
-        )
-
-
-def gradients_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, str, list[PayloadPart]]]:
-    """Yield the gradients that wait for more micro-steps.
+def _gradients_of(
+    engine: Trained, writers: Writers, parts: list[PayloadPart]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each gradient that waits for more micro-steps, and "averaged" or "local".
 
     Args:
         engine: what is saved.
         writers: which rank writes what.
-
-    Returns:
-        For each the parameter's name, "averaged" or "local", and the parts that this rank writes.
+        parts: receives what this rank writes.
 
     Raises:
         CheckpointError: a gradient cannot be kept; it is named.
@@ -256,29 +208,18 @@ def gradients_of(engine: Trained, writers: Writers) -> Iterator[tuple[str, str, 
                 f"the gradient of {spec.name!r} is {grad.layout}, which a checkpoint cannot keep: "
                 "save at the boundary of an accumulation"
             )
-        key = f"grad/{spec.name}"
-        if spec.mode == "sharded":
-            yield spec.name, "averaged", writers.shard(key, spec, grad)
-        elif spec.mode == "synced":
-            yield spec.name, "averaged", writers.whole(key, spec, grad)
+        key, is_local = f"grad/{spec.name}", spec.mode == "whole"
+        if is_local:
+            flat = grad.detach().reshape(-1)
+            parts.append(PayloadPart(f"rank{writers.rank}/{key}", flat, (spec.numel,)))
         else:
-            part = PayloadPart(
-                f"rank{engine.world.rank}/{key}", grad.detach().reshape(-1), (spec.numel,)
-            )
-            yield spec.name, "local", [part]
+            parts += writers.parts(key, spec, grad, spec.mode == "sharded")
+        yield spec.name, "local" if is_local else "averaged"
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the names in `state_dict()` that are of a tensor which a checkpoint keeps under another one.
-
-    Args:
-        model: sharded.
-    """
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """Return the names in `state_dict()` that are of a tensor which a checkpoint keeps under another one."""
     owners = owners_of(model)
     kept = {id(owners[spec.name]): spec.name for spec in layout_of(model)}
     named = model.named_parameters(remove_duplicate=False)
-    return {
-        name: kept[id(param)]
-        for name, param in named
-        if id(param) in kept and kept[id(param)] != name
-    }
+    return {name: kept[id(param)] for name, param in named if kept.get(id(param), name) != name}

@@ -1,4 +1,4 @@
-"""Values as JSON and tensors, and back: what a checkpoint keeps besides weights.
+"""Turns plain values into JSON and tensors, and back: what a checkpoint keeps besides weights.
 
     encode({"step": 3, "mean": tensor, 5: (1, inf)})
         {"$dict": [["step", 3], ["mean", {"$tensor": "0"}], [5, {"$tuple": [1, {"$float": "inf"}]}]]}
@@ -10,9 +10,12 @@ another kind is refused when it is saved, by its place, instead of being lost wh
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,9 +25,68 @@ from torch import Tensor
 from torchloom.errors import CheckpointError
 
 KINDS = (
-    "None, bool, int, float, complex, str, bytes, list, tuple, set, dict, defaultdict, Counter, "
-    "OrderedDict, deque, tensors, NumPy arrays, torch.dtype and torch.device"
+    "None, bool, int, float, str, bytes, list, tuple, set, dict, Counter, OrderedDict, deque, tensors, "
+    "NumPy arrays, torch.Size, torch.dtype and torch.device"
 )
+
+
+@dataclass
+class Value:
+    """A plain value as JSON, and the tensors in it by the names that the JSON has for them."""
+
+    tree: Any
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return a hash that is equal for equal values."""
+        digest = hashlib.sha256(json.dumps(self.tree).encode())
+        for key, tensor in self.tensors.items():
+            digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+            whole = tensor.detach().cpu().contiguous()
+            # One element with a stride of two counts as contiguous, and has no view of its bytes.
+            content: Any = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
+            digest.update(content)
+        return digest.hexdigest()[:16]
+
+
+def value_of(where: str, value: Any, name: str | None = None) -> Value:
+    """Return a plain value with the tensors in it taken apart.
+
+    Args:
+        where: what it is, for messages.
+        value: plain data and tensors.
+        name: under which its tensors are stored; default: `where`.
+
+    Raises:
+        CheckpointError: it holds what a checkpoint cannot keep.
+    """
+    made = Value(None)
+
+    def keep(tensor: Tensor) -> str:
+        key = f"value/{name or where}/{len(made.tensors)}"
+        made.tensors[key] = tensor
+        return key
+
+    made.tree = encode(value, keep, where)
+    return made
+
+
+def add_state(states: Value, key: str, state: Any, name: str, where: str) -> None:
+    """Add an optimizer's state that is not divided to those of its parameter.
+
+    Args:
+        states: of the parameter: a list of names, kinds and values.
+        key: the state's name.
+        state: a tensor, which is stored under `name`, or plain data.
+        name: of its tensors.
+        where: what it is, for messages.
+    """
+    if isinstance(state, Tensor):
+        made = Value({"$tensor": name}, {name: plain_tensor(state, where)})
+    else:
+        made = value_of(where, state, name)
+    states.tensors.update(made.tensors)
+    states.tree.append([key, "value", made.tree])
 
 
 def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
@@ -47,18 +109,21 @@ def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
         return [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(value)]
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: encode(item, keep, f"{where}[{key!r}]") for key, item in value.items()}
-    if kind is defaultdict and _factory_name(value) not in (None, *_FACTORIES):
+    row = _KINDS.get(np.generic if isinstance(value, np.generic) else kind)
+    is_array = isinstance(value, (np.ndarray, np.generic))
+    if row is None or (is_array and value.dtype.kind not in _NUMBERS):
         raise CheckpointError(
-            f"{where} is a defaultdict that makes missing values by {value.default_factory!r}, which a "
-            f"checkpoint cannot keep: use one of {', '.join(_FACTORIES)}, or a dict"
+            f"{where} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot keep: it holds "
+            f"JSON-able values and tensors ({KINDS}). Turn it into one of them, or leave it out"
         )
-    mark, apart, _ = _row_of(value, where)
-    if isinstance(value, Mapping) and kind is not defaultdict:
-        pairs = [
-            [encode(key, keep, f"a key of {where}"), encode(item, keep, f"{where}[{key!r}]")]
-            for key, item in value.items()
-        ]
-        return {mark: pairs}
+    mark, apart, _ = row
+    if isinstance(value, dict):
+        return {
+            mark: [
+                [encode(key, keep, f"a key of {where}"), encode(item, keep, f"{where}[{key!r}]")]
+                for key, item in value.items()
+            ]
+        }
     return {mark: encode(apart(value), keep, where)}
 
 
@@ -94,31 +159,16 @@ def plain_tensor(value: Tensor, where: str) -> Tensor:
     Raises:
         CheckpointError: it is of a class, layout or device that would not come back.
     """
-    odd = None
-    if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        odd = f"a {type(value).__module__}.{type(value).__qualname__}"
-    elif value.is_meta:
-        odd = "a tensor on meta, without values"
-    elif value.layout != torch.strided or value.is_quantized or value.is_nested:
-        odd = f"a {'quantized' if value.is_quantized else value.layout} tensor"
-    if odd is not None:
+    kind, dtype, layout = type(value), value.dtype, value.layout
+    is_dense = layout == torch.strided and not (
+        value.is_meta or value.is_quantized or value.is_nested
+    )
+    if not is_dense or kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise CheckpointError(
-            f"{where} is {odd}, which a checkpoint cannot keep: it holds plain dense tensors. Turn it "
-            "into one, or leave it out"
+            f"{where} is a {kind.__module__}.{kind.__qualname__} ({dtype}, {layout}, {value.device}), which a "
+            "checkpoint cannot keep: it holds plain dense tensors. Turn it into one, or leave it out"
         )
     return value.detach().resolve_conj().resolve_neg()
-
-
-def _row_of(value: Any, where: str) -> _Row:
-    kind = type(value)
-    holds_others = isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in _NUMBERS
-    row = _KINDS.get(np.generic if isinstance(value, np.generic) else kind)
-    if row is None or holds_others:
-        raise CheckpointError(
-            f"{where} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot keep: it holds "
-            f"JSON-able values and tensors ({KINDS}). Turn it into one of them, or leave it out"
-        )
-    return row
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -140,28 +190,20 @@ def _numeric(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def _tensor_of(value: np.ndarray[Any, Any]) -> Tensor:
-    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    # torch warns of memory that it may not write.
-    return torch.from_numpy(content if content.flags.writeable else content.copy())
+def _bytes_of(value: np.ndarray[Any, Any]) -> Tensor:
+    # A copy: torch warns of memory that it may not write.
+    return torch.from_numpy(np.array(value, order="C").reshape(-1).view(np.uint8))
 
 
 def _array(dtype: str, shape: list[int], content: Tensor) -> np.ndarray[Any, Any]:
     return content.numpy().view(_numeric(dtype)).reshape(shape).copy()
 
 
-def _factory_name(value: defaultdict[Any, Any]) -> str | None:
-    factory = value.default_factory
-    return None if factory is None else next((n for n, f in _FACTORIES.items() if f is factory), "")
-
-
 _NUMBERS = "biufc"
-_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, list, dict, set)}
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
 _KINDS: dict[type, _Row] = {
     tuple: ("$tuple", list, tuple),
     set: ("$set", lambda value: sorted(value, key=repr), set),
-    frozenset: ("$frozenset", lambda value: sorted(value, key=repr), frozenset),
     deque: (
         "$bounded",
         lambda value: [value.maxlen, list(value)],
@@ -170,24 +212,14 @@ _KINDS: dict[type, _Row] = {
     dict: ("$dict", dict, dict),  # with keys that are no texts
     OrderedDict: ("$ordered", dict, OrderedDict),
     Counter: ("$counter", dict, lambda pairs: Counter(dict(pairs))),
-    defaultdict: (
-        "$default",
-        lambda value: [_factory_name(value), dict(value)],
-        lambda held: defaultdict(None if held[0] is None else _FACTORIES[held[0]], held[1]),
-    ),
     float: ("$float", repr, float),  # a finite one is written as it is
-    complex: (
-        "$complex",
-        lambda value: [repr(value.real), repr(value.imag)],
-        lambda held: complex(*map(float, held)),
-    ),
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     torch.Size: ("$size", list, torch.Size),
     torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), dtype_of),
     torch.device: ("$device", str, torch.device),
     np.ndarray: (
         "$array",
-        lambda value: [value.dtype.str, list(value.shape), _tensor_of(value)],
+        lambda value: [value.dtype.str, list(value.shape), _bytes_of(value)],
         lambda held: _array(*held),
     ),
     np.generic: (
@@ -197,5 +229,4 @@ _KINDS: dict[type, _Row] = {
     ),
 }
 """Per kind the mark, what takes a value apart into simpler ones, and what puts it together again."""
-_KINDS[np.memmap] = _KINDS[np.ndarray]
 _BY_MARK = {mark: together for mark, _, together in _KINDS.values()}

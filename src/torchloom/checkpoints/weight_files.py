@@ -1,4 +1,4 @@
-"""Weights as safetensors, a part of a tensor at a time: one file, or a folder of files with an index.
+"""Writes weights as safetensors, a part of a tensor at a time: one file, or a folder of files with an index.
 
     model.safetensors                               up to the size of a shard, or
     model-00001-of-00003.safetensors ...            shards, and
@@ -9,7 +9,8 @@ The format is 8 bytes of length, a JSON header, and the tensors' bytes one after
 (https://huggingface.co/docs/safetensors, "Format").
 
 An export replaces the one that was there. Readers take model.safetensors if it is there, and else
-what the index names: an export that is killed at any moment leaves them the old weights or the new.
+what the index names, and the files of a second export into one folder get other names than those of the first: one
+that is killed at any moment leaves readers the old weights or the new.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import json
 import math
 import re
 import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -54,27 +55,14 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     """Of the file."""
+    parts: Callable[[], Iterable[Tensor]]
+    """Returns its elements in order, in one tensor or several, of any floating-point dtype where its own is one;
+    called once."""
 
     @property
     def num_bytes(self) -> int:
         """Its size in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raise unless safetensors can hold a dtype.
-
-    Raises:
-        CheckpointError: it cannot.
-    """
-    if dtype not in _NAMES:
-        raise CheckpointError(
-            f"{name!r} has {dtype}, which safetensors cannot hold: choose a dtype to write"
-        )
-
-
-Parts = Callable[[Weight], Iterable[Tensor]]
-"""Returns a weight's elements in order, in one tensor or several, of any floating-point dtype where its own is one."""
 
 
 def config_of(model: nn.Module) -> dict[str, Any] | None:
@@ -91,7 +79,6 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
 
 def write_folder(
     weights: Sequence[Weight],
-    parts: Parts,
     folder: Path,
     shard_bytes: int,
     config: dict[str, Any] | None = None,
@@ -100,7 +87,6 @@ def write_folder(
 
     Args:
         weights: what to write, in this order.
-        parts: called for each weight once, in order.
         folder: target; an export that is there is replaced when the new one is complete.
         shard_bytes: size at which a new file begins; a larger tensor has a file of its own.
         config: what config.json is to hold, with the dtype of the files; None leaves the one that is there.
@@ -110,22 +96,27 @@ def write_folder(
         OSError: a file cannot be written.
     """
     check_outside(folder, "weights")
-    shards = _shards(weights, shard_bytes)
     folder.mkdir(parents=True, exist_ok=True)
-    names = _names(len(shards))
-    partials: list[Path] = []
+    shards = _shards(weights, shard_bytes)
+    names, partials = _names(folder, len(shards)), []
     try:
         for name, shard in zip(names, shards, strict=True):
             with open_partial(folder / name) as file:
                 partials.append(Path(file.name))
-                _write(file, shard, parts)
-        if len(shards) == 1:
-            written = [partials[0].replace(folder / _SINGLE)]
-        else:
-            written = _place(folder, shards, names, partials)
+                _write(file, shard)
+        written = [
+            partial.replace(folder / name) for partial, name in zip(partials, names, strict=True)
+        ]
     finally:
         for partial in partials:
             partial.unlink(missing_ok=True)
+    if len(shards) > 1:
+        places = {
+            weight.name: name for name, shard in zip(names, shards, strict=True) for weight in shard
+        }
+        total = sum(weight.num_bytes for weight in weights)
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        written.append(write_whole(folder / _INDEX, json.dumps(index, indent=1) + "\n"))
     _remove_others(folder, {path.name for path in written})
     if config is not None:
         dtypes = {str(each.dtype)[6:] for each in weights if each.dtype.is_floating_point}
@@ -136,44 +127,41 @@ def write_folder(
     return written
 
 
-def write_file(weights: Sequence[Weight], parts: Parts, path: Path) -> None:
-    """Write weights into one file, which appears once it is complete; as `write_folder`."""
+def write_file(weights: Sequence[Weight], path: Path) -> list[Path]:
+    """Write weights into one file, which appears once it is complete; return its path.
+
+    Args:
+        weights: what to write, in this order.
+        path: `*.safetensors`, or any other suffix for `torch.save`, for which all weights are held.
+
+    Raises:
+        CheckpointError: a part has another size than its weight; or the target lies in a checkpoint.
+        OSError: the file cannot be written.
+    """
     check_outside(path.parent, "weights")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        _write(file, weights, parts)
+        if path.suffix == ".safetensors":
+            _write(file, weights)
+        else:
+            whole = {
+                each.name: torch.cat([part.to(each.dtype).reshape(-1) for part in each.parts()])
+                for each in weights
+            }
+            torch.save({each.name: whole[each.name].view(each.shape) for each in weights}, file)
+    return [path]
 
 
-def _names(width: int, ident: str = "") -> list[str]:
+def _names(folder: Path, width: int) -> list[str]:
+    """Return names for files of weights; an index that is there names none of them."""
     if width == 1:
         return [_SINGLE]
-    return [f"model-{i + 1:05d}-of-{width:05d}{ident}.safetensors" for i in range(width)]
-
-
-def _place(
-    folder: Path, shards: list[list[Weight]], names: list[str], partials: list[Path]
-) -> list[Path]:
-    """Give complete files their names, and write the index.
-
-    Where the old index names the same files, it first changes to others with the new weights.
-    """
-    targets = [folder / name for name in names]
-    if not any(target.exists() for target in targets):
-        for partial, target in zip(partials, targets, strict=True):
-            partial.replace(target)
-    else:
-        others = _names(len(shards), f".{secrets.token_hex(4)}")
-        for partial, other in zip(partials, others, strict=True):
-            partial.replace(folder / other)
-        _write_index(folder, others, shards)
-        for partial, other, target in zip(partials, others, targets, strict=True):
-            try:
-                partial.hardlink_to(folder / other)
-            except OSError:  # the file system has no links
-                with (folder / other).open("rb") as source, replacing(partial) as file:
-                    shutil.copyfileobj(source, file)
-            partial.replace(target)
-    return [*targets, _write_index(folder, names, shards)]
+    ident = ""
+    while True:
+        names = [f"model-{i + 1:05d}-of-{width:05d}{ident}.safetensors" for i in range(width)]
+        if not any((folder / name).exists() for name in names):
+            return names
+        ident = f".{secrets.token_hex(4)}"
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
@@ -196,10 +184,15 @@ def _shards(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weight]]:
     return shards
 
 
-def _write(file: IO[bytes], weights: Sequence[Weight], parts: Parts) -> None:
+def _write(file: IO[bytes], weights: Sequence[Weight]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for weight in weights:
+        if weight.dtype not in _NAMES:
+            raise CheckpointError(
+                f"{weight.name!r} has {weight.dtype}, which safetensors cannot hold: choose a dtype to "
+                "write"
+            )
         header[weight.name] = {
             "dtype": _NAMES[weight.dtype],
             "shape": list(weight.shape),
@@ -211,7 +204,7 @@ def _write(file: IO[bytes], weights: Sequence[Weight], parts: Parts) -> None:
     file.write(len(text).to_bytes(8, "little") + text)
     for weight in weights:
         written = 0
-        for part in parts(weight):
+        for part in weight.parts():
             flat = part.to(weight.dtype).contiguous().reshape(-1).view(torch.uint8)
             content: Any = flat.numpy()
             file.write(content)
@@ -220,15 +213,6 @@ def _write(file: IO[bytes], weights: Sequence[Weight], parts: Parts) -> None:
             raise CheckpointError(
                 f"{weight.name!r} has {written} bytes, its shape says {weight.num_bytes}"
             )
-
-
-def _write_index(folder: Path, names: list[str], shards: list[list[Weight]]) -> Path:
-    place = {
-        weight.name: name for name, shard in zip(names, shards, strict=True) for weight in shard
-    }
-    total = sum(weight.num_bytes for shard in shards for weight in shard)
-    text = json.dumps({"metadata": {"total_size": total}, "weight_map": place}, indent=1)
-    return write_whole(folder / _INDEX, text + "\n")
 
 
 def export(
@@ -252,30 +236,14 @@ def export(
             checkpoint.
         OSError: a file cannot be written.
     """
-    keys: dict[str, str] = {}
     weights = []
-    for key, stored in contents.payload.index.items():
+    for key, stored in contents.index.items():
         kind, _, name = key.partition("/")
-        if kind not in ("model", "buffer"):
-            continue
-        kept = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
-        check_dtype(name, kept)
-        weights.append(Weight(name, stored.shape, kept))
-        keys[name] = key
+        if kind in ("model", "buffer"):
+            kept = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
+            weights.append(Weight(name, stored.shape, kept, partial(contents.in_order, key)))
     if not weights:
         raise CheckpointError(f"{contents.path} holds no weights")
     if config is None and isinstance(contents.facts.get("model_config"), dict):
         config = contents.facts["model_config"]
-    return write_folder(
-        sorted(weights),
-        lambda weight: _parts(contents, keys[weight.name]),
-        folder,
-        shard_bytes,
-        config,
-    )
-
-
-def _parts(contents: Contents, key: str) -> Iterator[Tensor]:
-    """Yield a tensor in the parts that ranks wrote, in order."""
-    for first, numel in contents.payload.ranges(key):
-        yield contents.payload.part(key, first, numel)
+    return write_folder(sorted(weights, key=lambda w: w.name), folder, shard_bytes, config)

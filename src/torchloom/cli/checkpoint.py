@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from torchloom.checkpoints.choose import Candidate, candidate, candidates
+from torchloom.checkpoints.choose import Candidate, candidate, candidates, chosen
 from torchloom.checkpoints.contents import Contents, read_contents
 from torchloom.checkpoints.deepspeed import import_deepspeed
-from torchloom.checkpoints.folder import check_tag, closed, find, is_checkpoint
-from torchloom.checkpoints.manifest import check_files, check_names, check_sizes
+from torchloom.checkpoints.folder import check_tag, is_checkpoint
+from torchloom.checkpoints.manifest import check_names
 from torchloom.checkpoints.weight_files import export as export_weights
 from torchloom.cli.failures import writing
 from torchloom.cli.terminal import print_table
@@ -42,9 +42,9 @@ _WIDTH = 200
 def verify(folder: Folder, tag: Tag = None) -> None:
     """Compare all files with their digests; the exit code is 1 if any file is damaged."""
     bad = 0
-    for each in _chosen(folder, tag) if tag is not None else _all(folder):
+    for each in [_one(folder, tag)] if tag is not None else _all(folder):
         started = time.perf_counter()
-        wrong = _wrong(each)
+        wrong = each.wrong()
         seconds = max(time.perf_counter() - started, 1e-9)
         if wrong:
             bad += 1
@@ -72,7 +72,7 @@ def _row(each: Candidate) -> tuple[str, ...]:
     manifest = each.manifest
     if manifest is None:
         return each.tag, "", "", "", "", each.why_not
-    wrong = check_sizes(each.path, manifest)
+    wrong = check_names(each.path, manifest)
     state = wrong[0] if wrong else "complete" if manifest.is_latest else "complete, not latest"
     step, size = str(manifest.facts.get("step", "")), show_bytes(manifest.num_bytes)
     return each.tag, step, _time(manifest.saved_at), str(manifest.world_size), size, state
@@ -81,9 +81,9 @@ def _row(each: Candidate) -> tuple[str, ...]:
 @checkpoint.command()
 def show(folder: Folder, tag: Tag = None) -> None:
     """Show the contents of a checkpoint; without --tag, of the newest one."""
-    chosen = next(iter(_chosen(folder, tag)))
-    contents = read_contents(chosen.path)
-    rows = ((name, str(value)) for name, value in _facts(chosen, contents))
+    found = _one(folder, tag)
+    contents = read_contents(found.path)
+    rows = ((name, str(value)) for name, value in _facts(found, contents))
     print_table(rows, "what", "value", width=_WIDTH)
 
 
@@ -109,15 +109,15 @@ def export(
         raise ConfigError(f"--dtype {dtype}: use bf16, fp16, fp32 or keep")
     if not 0 < shard_gb * _GB < math.inf:
         raise ConfigError(f"--shard-gb {shard_gb}: use a positive number of GB, such as 5")
-    chosen = next(iter(_chosen(folder, tag)))
-    wrong = _wrong(chosen)
+    found = _one(folder, tag)
+    wrong = found.wrong()
     if wrong:
-        raise CheckpointError(f"checkpoint {chosen.tag!r} is damaged: {'; '.join(wrong[:3])}")
-    contents = read_contents(chosen.path)
+        raise CheckpointError(f"checkpoint {found.tag!r} is damaged: {'; '.join(wrong[:3])}")
+    contents = read_contents(found.path)
     with writing(to):
         for path in export_weights(contents, to, _DTYPES.get(dtype), int(shard_gb * _GB), config):
             print(f"{path}  {show_bytes(path.stat().st_size)}")
-    left_out = [name for name in contents.params if f"model/{name}" not in contents.payload]
+    left_out = [name for name in contents.params if f"model/{name}" not in contents.index]
     if left_out:
         print(f"left out, as when it was saved: {', '.join(left_out)}")
 
@@ -151,49 +151,30 @@ def import_(
 
 def _all(folder: Path) -> list[Candidate]:
     if is_checkpoint(folder):
-        return [_one(folder)]
+        path = folder.resolve()
+        return [candidate(path.parent, path.name)]
     found = candidates(folder)
-    for name, why in closed(folder).items():
-        print(f"{name}: cannot be looked into: {why}")
     if not found:
         raise CheckpointError(f"no checkpoint in {str(folder)!r}: name a folder that holds some")
     return found
 
 
-def _chosen(folder: Path, tag: str | None) -> list[Candidate]:
-    """Return the checkpoint that is asked for, as a list."""
-    if tag is None:
-        return _all(folder)[:1]
-    if not is_checkpoint(find(folder, check_tag(tag))):
-        have = ", ".join(each.tag for each in candidates(folder)) or "none"
-        why = closed(folder).get(tag)
-        raise CheckpointError(
-            f"no checkpoint {tag!r} in {str(folder)!r}; there are: {have}"
-            if why is None
-            else f"{folder / tag} cannot be looked into: {why}; others: {have}"
-        )
-    return [candidate(folder, tag)]
+def _one(folder: Path, tag: str | None) -> Candidate:
+    """Return the checkpoint that is asked for, by default the newest."""
+    if tag is not None:
+        return chosen(folder, check_tag(tag))[0]
+    found = _all(folder)
+    return next((each for each in found if each.manifest is not None), found[0])
 
 
-def _one(path: Path) -> Candidate:
-    path = path.resolve()
-    return candidate(path.parent, path.name)
-
-
-def _wrong(each: Candidate) -> list[str]:
-    if each.manifest is None:
-        return [each.why_not]
-    return check_names(each.path, each.manifest) + check_files(each.path, each.manifest)
-
-
-def _facts(chosen: Candidate, contents: Contents) -> Iterator[tuple[str, object]]:
-    facts, index = contents.facts, contents.payload.index
+def _facts(found: Candidate, contents: Contents) -> Iterator[tuple[str, object]]:
+    facts, index = contents.facts, contents.index
     yield "path", contents.path
     yield "format", contents.facts["format"]
-    if chosen.manifest is not None:
-        yield "saved", _time(chosen.manifest.saved_at)
-        yield "by torchloom", chosen.manifest.facts.get("torchloom")
-        yield "size", show_bytes(chosen.manifest.num_bytes)
+    if found.manifest is not None:
+        yield "saved", _time(found.manifest.saved_at)
+        yield "by torchloom", found.manifest.facts.get("torchloom")
+        yield "size", show_bytes(found.manifest.num_bytes)
     yield "step", facts.get("global_steps")
     yield "samples", facts.get("global_samples")
     yield "ranks", contents.world_size
@@ -205,7 +186,7 @@ def _facts(chosen: Candidate, contents: Contents) -> Iterator[tuple[str, object]
     if contents.own:
         yield "differs by rank", ", ".join(sorted(contents.own))
     for name in ("groups", "scheduler", "loader", "client_state"):
-        if name in contents:
+        if name in contents.trees:
             yield name, _shortened(contents.value(name))
 
 

@@ -1,7 +1,6 @@
 """What ranks tell each other outside of collectives: short texts, each under a name.
 
-    Exchange       how texts travel: `StoreExchange` over a key-value store, `Alone` for one rank,
-                   `SimulatedWorld` for several ranks in one process
+    Exchange       how texts travel: `StoreExchange` over a key-value store, `Alone` for one rank
     Agreement      compares facts over an exchange
     text_from      one rank makes a text, all hold it
 
@@ -11,17 +10,14 @@ A collective would hang in just the case that these are for: a rank that failed,
 from __future__ import annotations
 
 from torchloom.exchange.agreement import Agreement
-from torchloom.exchange.alone import Alone
-from torchloom.exchange.base import Exchange, late, text_from
+from torchloom.exchange.base import Alone, Exchange, late, text_from
 from torchloom.exchange.store import RankWatch, StoreExchange
-from torchloom.exchange.world import SimulatedWorld
 
 __all__ = [
     "Agreement",
     "Alone",
     "Exchange",
     "RankWatch",
-    "SimulatedWorld",
     "StoreExchange",
     "late",
     "text_from",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, final
 
 from torchloom.errors import AgreementError
 
@@ -53,6 +53,26 @@ class Exchange(Protocol):
             AgreementError: it has come to something else, or not in time.
         """
         ...
+
+
+@final
+class Alone:
+    """One rank, which tells itself what it says; see `Exchange`."""
+
+    rank = 0
+    world_size = 1
+
+    def texts(self, what: str, text: str) -> list[str]:
+        """Return this rank's text."""
+        del what
+        return [text]
+
+    def tell(self, what: str, text: str) -> None:
+        """Tell nobody."""
+
+    def hear(self, what: str, rank: int) -> str:
+        """Refuse: there is no other rank."""
+        raise AssertionError(f"one rank alone was asked what rank {rank} says of {what!r}")
 
 
 def text_from(exchange: Exchange, source: int, what: str, make: Callable[[], str]) -> str:

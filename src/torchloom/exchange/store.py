@@ -29,8 +29,8 @@ class RankWatch(Protocol):
         """Say for the length of a `with` block what this rank waits for; explain a lost store."""
         ...
 
-    def look(self) -> None:
-        """Raise if the run is known not to go on."""
+    def look(self, missing: Callable[[], list[int]]) -> None:
+        """Raise if the run is known not to go on, or one of the missing ranks not to come."""
         ...
 
 
@@ -40,7 +40,7 @@ class _Unwatched:
         del what
         return nullcontext()
 
-    def look(self) -> None:
+    def look(self, missing: Callable[[], list[int]]) -> None:
         pass
 
 
@@ -104,10 +104,13 @@ class StoreExchange:
     def _await(self, store: Any, what: str, keys: list[str]) -> None:
         timeout_s = self.timeout_s()
         pause_s, deadline = _POLL_S, time.monotonic() + timeout_s
+
+        def missing() -> list[int]:
+            return [int(key) for key in keys if not store.check([key])]
+
         while not store.check(keys):
-            self.watch.look()
+            self.watch.look(missing)
             if time.monotonic() > deadline:
-                missing = [int(key) for key in keys if not store.check([key])]
-                raise self.late(what, missing, timeout_s)
+                raise self.late(what, missing(), timeout_s)
             time.sleep(pause_s)
             pause_s = min(_MOST_POLL_S, pause_s * 1.5)

@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchloom.checkpoints.trained import buffers_of
+from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
 from torchloom.loop.elementwise import check_once
 from torchloom.loop.owned_params import check_steps_alone

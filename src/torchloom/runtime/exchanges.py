@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -86,8 +86,9 @@ class _OverLines:
         finally:
             POSITION.waiting = None
 
-    def look(self) -> None:
+    def look(self, missing: Callable[[], list[int]]) -> None:
         """Raise the verdict on the run, if there is one."""
+        del missing
         if POSITION.verdict is not None:
             raise POSITION.verdict.error()
 

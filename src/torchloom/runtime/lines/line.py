@@ -163,6 +163,7 @@ class Line:
 
     def _part_with_hub(self, how: str) -> None:
         self._hub_gone, self._hub_gone_s = f"rank 0 {how}", time.monotonic()
+        self.gone[0] = how
 
     def _tick(self) -> None:
         wait, now = POSITION.waiting, time.monotonic()

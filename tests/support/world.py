@@ -1,4 +1,4 @@
-"""Several ranks in one process: for tests, and for what is worked out for a world that is not there.
+"""Runs several ranks as threads of one process, which exchange texts as ranks of a process group do.
 
     World(4).run(lambda exchange: shared_table(table_of(exchange.rank), "max", exchange=exchange))
 
