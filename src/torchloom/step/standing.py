@@ -19,8 +19,10 @@ logger = get_logger(__name__)
 
 _NUM_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
 """Number of tensors of a parameter's size that an optimizer will keep, by its class."""
+_COUNTER_BYTES = 4
+"""An optimizer's count of steps, for each parameter; where it has made states, it is among them."""
 _RESERVE_BYTES = 16 << 10
-"""For losses, norms, scales, counts of steps and random states, which are not planned one by one."""
+"""For losses, norms, scales and random states, which are not planned one by one."""
 
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
@@ -89,6 +91,8 @@ def standing_of(
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
+    if optimizer is not None and (may_wait.states or not optimizer.state):
+        own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
     gradients, update = 0 if accumulates else _trained_bytes(model), 0
     if budget_bytes is None:
