@@ -12,7 +12,7 @@ from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass, PassContext, options_of
 from torchloom.passes import PASSES
 from torchloom.pipeline import CompileSession, Resolver, resolve_passes
-from torchloom.pipeline.identity import identity_of
+from torchloom.pipeline.keys import identity_of
 
 
 def test_every_option_of_a_built_in_pass_has_a_default() -> None:

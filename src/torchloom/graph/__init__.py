@@ -48,7 +48,7 @@ from torchloom.graph.nodes import (
     tensors_in,
     value_of,
 )
-from torchloom.graph.split import GraphSplit, outputs_of, split_of
+from torchloom.graph.split import GraphSplit, outputs_of, split_between, split_of
 from torchloom.graph.text import graph_digest, graph_text, op_counts
 from torchloom.graph.trial import KnownValues
 from torchloom.graph.writes import is_in_place_name, overloads_of, written
@@ -99,6 +99,7 @@ __all__ = [
     "record_values",
     "replace",
     "source_of",
+    "split_between",
     "split_of",
     "storage_of",
     "tensors_in",

@@ -17,8 +17,7 @@ from typing import Literal
 
 from torchloom.errors import own_error
 from torchloom.log import get_logger
-from torchloom.pipeline.shared_plan import Remembered as RememberedKinds
-from torchloom.pipeline.shared_plan import Texts
+from torchloom.pipeline.ragged import Kinds, Texts
 from torchloom.plan import PlannerSnapshot
 
 logger = get_logger(__name__)
@@ -40,7 +39,7 @@ class SecondPlan:
 
     texts: Texts
     plans: PlannerSnapshot
-    kinds: RememberedKinds | None
+    kinds: Kinds | None
     woven: list[tuple[frozenset[str], frozenset[str]]]
     keep: Callable[[], None]
     is_refused: bool = False
