@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 
 from support.graphs import CONTEXT
@@ -108,11 +106,3 @@ def test_ranks_compare_options_by_name() -> None:
     passes = resolve_passes(3, options={"prefetch": {"max_bytes": 1}})
     facts = CompileSession(passes=passes, context=PassContext(world_size=2)).facts
     assert facts["option max_bytes of pass prefetch"] == "1"
-
-
-def test_earlier_fields_of_the_context_can_be_read() -> None:
-    context = PassContext(world_size=2, bound_options={"prefetch": {"max_bytes": 5}})
-    with pytest.warns(DeprecationWarning, match="option 'max_bytes' of pass 'prefetch'"):
-        assert context.prefetch_bytes == 5
-    with warnings.catch_warnings(), pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = context.nothing

@@ -20,7 +20,8 @@ import torch
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.costs.hardware import Device, Network, local_device
+from torchloom.costs.collectives import Network
+from torchloom.costs.hardware import Device, known_device
 from torchloom.costs.table import CostTable
 from torchloom.errors import PlanError
 from torchloom.files import write_whole
@@ -79,7 +80,7 @@ def load_table(device: torch.device | str = "cpu", path: Path | None = None) -> 
     Raises:
         PlanError: `path` is given and is not a cost table.
     """
-    fresh = CostTable(device=local_device(device))
+    fresh = CostTable(device=known_device(device))
     own = table_path(device)
     try:
         text = (path or own).read_text()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom.graph.nodes import value_of
 from torchloom.graph.trial import value_of_call
@@ -52,6 +54,37 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     if value_of(new) is None:
         new.meta["val"] = value_of(old)
     old.graph.erase_node(old)
+
+
+def tag(node: fx.Node, policy: CheckpointPolicy) -> None:
+    """Tell the partitioner whether backward is given a value or computes it again.
+
+    Args:
+        node: of a joint graph.
+        policy: MUST_SAVE or MUST_RECOMPUTE.
+    """
+    node.meta["recompute"] = policy
+    node.meta["ac_graph_id"] = 0
+
+
+def front_as(
+    graph: fx.Graph, flat: fx.Node, shape: Sequence[int | fx.Node], name: str | None = None
+) -> fx.Node:
+    """Return the front of a padded weight in one dimension, without a copy, in a shape whose sizes may be nodes.
+
+    Args:
+        graph: of `flat`, with its insertion point set.
+        flat: the padded weight.
+        shape: of the weight.
+        name: for the node, made unique.
+    """
+    numel: int | fx.Node = math.prod(size for size in shape if isinstance(size, int))
+    for size in shape:
+        if isinstance(size, fx.Node):
+            numel = call(graph, operator.mul, (size, numel))
+    if not isinstance(numel, int) or value_of(flat).numel() != numel:
+        flat = call(graph, torch.ops.aten.slice.Tensor, (flat, 0, 0, numel))
+    return call(graph, torch.ops.aten.view.default, (flat, list(shape)), name)
 
 
 def move_before(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:

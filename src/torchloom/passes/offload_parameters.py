@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, find, nbytes, value_of
+from torchloom.graph import PassContext, args_of, call, find, nbytes, tag, value_of
 
 
 def offload_parameters(
@@ -34,8 +34,7 @@ def offload_parameters(
         with gm.graph.inserting_before(node):
             args = (shard, value_of(shard).device)
             back = call(gm.graph, ops.reload, args, name=f"{shard.name}_back")
-        back.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        back.meta["ac_graph_id"] = 0
+        tag(back, CheckpointPolicy.MUST_RECOMPUTE)
         node.args = (back, *args_of(node)[1:])
     return len(nodes)
 

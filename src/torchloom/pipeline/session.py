@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -25,9 +25,9 @@ from torchloom.graph import GraphPass, graph_digest
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline.fallback import fall_back
 from torchloom.pipeline.ragged import CaptureCounts, SharedPlan, Texts, parameters_of
+from torchloom.pipeline.replan import Replan
 from torchloom.pipeline.report import GraphReport, tell_peak
 from torchloom.pipeline.rounds import compile_within_budget
-from torchloom.pipeline.second_plan import SecondPlan
 from torchloom.pipeline.setup import CompileSetup
 from torchloom.plan import GraphPlan, Plan
 from torchloom.position import POSITION
@@ -45,7 +45,7 @@ class CompileSession(CompileSetup):
         >>> model.compile(backend=session)  # doctest: +SKIP
     """
 
-    trial: SecondPlan | None = None
+    trial: Replan | None = None
     """A second plan that is being compiled for the first time."""
     shared_plan: SharedPlan | None = None
     """Lets ranks whose batches differ in size follow one plan."""
@@ -55,8 +55,6 @@ class CompileSession(CompileSetup):
     """Called with the arguments of each call of the module before it."""
     keeps: object = None
     """Objects that woven graphs need while they run; the session keeps them alive."""
-    _given_up: list[tuple[int, int]] = field(default_factory=list)
-    """Which graphs of the report belong to second plans that were given up."""
     _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """For each compiled graph: its parameters, and the resident ones when it was compiled."""
     _captures: CaptureCounts = field(default_factory=CaptureCounts)
@@ -66,11 +64,16 @@ class CompileSession(CompileSetup):
     ) -> Callable[..., Any]:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
+        digest = graph_digest(gm.graph)
         report = GraphReport(
-            name, len(gm.graph.nodes), name_of(self.backend), graph_digest(gm.graph)
+            name,
+            len(gm.graph.nodes),
+            name_of(self.backend),
+            digest,
+            graph_id=self.book.page(digest).graph_id,
+            round=self.round,
+            batch_bytes=_batch_bytes(example_inputs),
         )
-        report.batch_bytes = _batch_bytes(example_inputs)
-        report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         try:
@@ -153,7 +156,7 @@ class CompileSession(CompileSetup):
 
     def _weave_on_trial(
         self,
-        trial: SecondPlan,
+        trial: Replan,
         unwoven: fx.GraphModule,
         example_inputs: Sequence[Any],
         report: GraphReport,
@@ -167,7 +170,7 @@ class CompileSession(CompileSetup):
         first, failure = trial.plans.costs, None
         all_figures = (first,) if trial.is_refused else (plans.costs, first)
         for number, figures in enumerate(all_figures):
-            planner.restore(replace(plans, costs=figures))
+            planner.restore(plans._replace(costs=figures))
             if is_shared and number:
                 shared.restore(kinds - {params})
             compiled = failure = None
@@ -196,8 +199,8 @@ class CompileSession(CompileSetup):
             planner.costs = plans.costs  # later graphs plan by these
         return compiled
 
-    def start_second(self, texts: Texts, first: CostTable, keep: Callable[[], None]) -> None:
-        """Make the next compile that `begin` starts a trial of a second plan; `return_to_first` undoes it.
+    def start_replan(self, texts: Texts, first: CostTable, keep: Callable[[], None]) -> None:
+        """Make the next compile that `begin` starts a trial of a second plan; `give_up_replan` undoes it.
 
         Args:
             texts: tells all ranks a text.
@@ -205,15 +208,15 @@ class CompileSession(CompileSetup):
             keep: is called once the second plan has been compiled on all ranks.
         """
         assert self.planner is not None, "a second plan without a planner"
-        plans = replace(self.planner.remember(), costs=first)
+        plans = self.planner.remember()._replace(costs=first)
         kinds = None if self.shared_plan is None else self.shared_plan.remember()
-        self.trial = SecondPlan(texts, plans, kinds, list(self._woven), keep)
+        self.trial = Replan(texts, plans, kinds, list(self._woven), keep)
 
-    def conclude_second(self) -> Literal["open", "kept", "refused"] | None:
+    def conclude_replan(self) -> Literal["open", "kept", "refused"] | None:
         """Decide with all ranks, between two steps, what becomes of a second plan; None: there is none.
 
         All ranks must call. A plan that is kept is no longer on trial; where it is refused, the caller lets
-        the first plan's code run again and calls `return_to_first`.
+        the first plan's code run again and calls `give_up_replan`.
         """
         if self.trial is None:
             return None
@@ -222,7 +225,7 @@ class CompileSession(CompileSetup):
             self.trial = None
         return became
 
-    def return_to_first(self) -> None:
+    def give_up_replan(self) -> None:
         """Restore the state before a second plan, whose code is no longer called."""
         trial, self.trial = self.trial, None
         assert trial is not None and self.planner is not None, "no second plan"
@@ -230,7 +233,9 @@ class CompileSession(CompileSetup):
         if self.shared_plan is not None and trial.kinds is not None:
             self.shared_plan.restore(trial.kinds)
         self._woven[:] = trial.woven
-        self._given_up.append((self.rounds.pop(), len(self.report.graphs)))
+        for each in self.report.graphs:
+            each.round = 0 if each.round == self.round else each.round
+        self.round -= 1
         self.book.start_over(forget=False)
 
     @property
@@ -253,13 +258,9 @@ class CompileSession(CompileSetup):
     @property
     def plans(self) -> tuple[GraphPlan, ...]:
         """Plans of the graphs that run now: those of the latest compile that captured any graph."""
-        graphs = self.report.graphs
-        void = {index for start, end in self._given_up for index in range(start, end)}
-        ends = [*self.rounds[1:], len(graphs)]
-        for start, end in zip(reversed(self.rounds), reversed(ends), strict=True):
-            if found := [graphs[index] for index in range(start, end) if index not in void]:
-                return tuple(each.plan for each in found if each.plan is not None)
-        return ()
+        last = max((each.round for each in self.report.graphs), default=0)
+        found = (each.plan for each in self.report.graphs if each.round == last > 0)
+        return tuple(plan for plan in found if plan is not None)
 
     def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
         """Return a backend for one compile of the module, with other passes if given.
@@ -277,7 +278,7 @@ class CompileSession(CompileSetup):
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
         self._captures.start_over()
-        self.rounds.append(len(self.report.graphs))
+        self.round += 1
         return _Round(self)
 
     def close(self) -> None:

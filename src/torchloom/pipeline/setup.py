@@ -52,8 +52,8 @@ class CompileSetup:
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
     report: CompileReport = field(default_factory=CompileReport)
-    rounds: list[int] = field(default_factory=lambda: [0])
-    """Where in the report each compile of the module begins."""
+    round: int = 1
+    """Number of the compile of the module that is under way or was the last."""
     _phase_end: threading.Event = field(default_factory=threading.Event)
     """Ends what the log says of the phase now."""
 
@@ -82,7 +82,7 @@ class CompileSetup:
     @property
     def round_key(self) -> str:
         """Equal on ranks that compile the same: passes and facts, and the number of compiles so far."""
-        return f"{self.common_key} {len(self.rounds)}"
+        return f"{self.common_key} {self.round}"
 
     @property
     def facts(self) -> dict[str, object]:

@@ -336,7 +336,7 @@ class Weaving:
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:
     """Bind a pass of another form to the place where it runs."""
     adapted = adapted_of(each)
-    return each if adapted is None else replace(each, fn=adapted.at(spot))
+    return each if adapted is None else replace(each, fn=adapted.at(spot.argument))
 
 
 def _see_beyond(passes: Sequence[GraphPass]) -> bool:

@@ -1,4 +1,4 @@
-"""Try a second plan: either all ranks compile all of its graphs, or all ranks return to the first plan.
+"""Plan again by measured times: either all ranks compile all graphs of that plan, or all return to the first one.
 
     compile    each rank compiles a graph by the second plan and tells the others whether that worked. If it
                failed on any rank, all ranks compile this graph and later ones by the figures of the first
@@ -26,7 +26,7 @@ _OPEN, _FINE = "not compiled yet", ""
 
 
 @dataclass
-class SecondPlan:
+class Replan:
     """The progress of a second plan, and the state that returning to the first plan needs.
 
     Args:
