@@ -1,4 +1,4 @@
-"""One table, one choice for all ranks: they exchange texts outside of collectives.
+"""Give all ranks one cost table: they exchange texts outside of collectives.
 
 A rank that waits too long gets an error that names who did not come. All ranks must call in the same
 order.

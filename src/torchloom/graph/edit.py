@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom.graph.nodes import value_of
+from torchloom.graph.nodes import tensors_in, value_of
 from torchloom.graph.trial import value_of_call
 from torchloom.graph.writes import written
 
@@ -119,8 +119,8 @@ def record_values(graph: fx.Graph) -> None:
 
 def _run_fake(target: Any, args: Any, kwargs: Any = None) -> Any:
     kwargs = dict(kwargs or {})
-    leaves = [*_leaves(args), *_leaves(tuple(kwargs.values()))]
-    mode = next((m for m in map(_mode, leaves) if m is not None), None)
+    tensors = tensors_in([args, *kwargs.values()])
+    mode = next((each.fake_mode for each in tensors if hasattr(each, "fake_mode")), None)
     if mode is None:
         # Tests trace with real tensors; operators without a body cannot run on them.
         with torch.device("meta"):
@@ -128,16 +128,6 @@ def _run_fake(target: Any, args: Any, kwargs: Any = None) -> Any:
             return target(*fx.node.map_aggregate(args, _to_meta), **kwargs)
     with mode:
         return _FAKES.get(target, target)(*args, **kwargs)
-
-
-def _mode(value: Any) -> Any:
-    return getattr(value, "fake_mode", None)
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def _to_meta(value: Any) -> Any:

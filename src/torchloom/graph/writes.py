@@ -16,6 +16,8 @@ from torchloom.graph.alias import argument, is_view
 from torchloom.graph.nodes import value_of
 from torchloom.graph.text import target_name
 
+aten = torch.ops.aten
+
 _IN_PLACE = frozenset(
     getattr(operator, name)
     for name in dir(operator)
@@ -111,4 +113,4 @@ def _only_views(node: fx.Node) -> bool:
     if node.target is torch.ops.prims.convert_element_type.default:
         source = node.all_input_nodes[0]
         return value_of(source) is not None and value_of(source).dtype == node.args[1]
-    return node.target is torch.ops.aten._unsafe_view.default
+    return node.target is aten._unsafe_view.default

@@ -1,4 +1,4 @@
-"""Whether equal parts of a captured graph become calls of one body, and if so, that done."""
+"""Let equal parts of a captured graph become calls of one body, where the session and its passes allow it."""
 
 from __future__ import annotations
 

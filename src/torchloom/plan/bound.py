@@ -1,4 +1,4 @@
-"""How far a plan can be from the best of its family: a time that none of it can beat."""
+"""How good a plan is: a time that no plan within the same memory can beat."""
 
 from __future__ import annotations
 

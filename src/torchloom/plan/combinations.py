@@ -1,4 +1,4 @@
-"""Combinations of the uses of memory: forms, weights and shards that stay, transfers in flight."""
+"""List the ways in which a plan can use memory: forms, weights and shards that stay, transfers in flight."""
 
 from __future__ import annotations
 

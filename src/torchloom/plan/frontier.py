@@ -122,7 +122,8 @@ def frontier(
         for count in _spread(order.steps, share):
             dropped = frozenset(order.base.union(*(values for values, _ in order.steps[:count])))
             found = model.simulate(rule.under(dropped))
-            points.append(_point(dropped, found, cost_us))
+            extra_us = sum(cost_us[i] for i in found.recomputed)
+            points.append(FrontierPoint(dropped, found.peak_bytes, found.saved_bytes, extra_us))
     hull = tuple(sorted((drop for _, drop in orders[1].steps), key=lambda drop: drop.us_per_byte))
     return Frontier(_pareto(points), hull, len(points))
 
@@ -236,11 +237,6 @@ def _spread(steps: Sequence[tuple[frozenset[int], Drop]], most: int) -> list[int
         freed_bytes.append(running)
     wanted = (running * k / (most - 1) for k in range(most))
     return sorted({0, len(steps), *(bisect.bisect_left(freed_bytes, each) for each in wanted)})
-
-
-def _point(dropped: frozenset[int], found: Peaks, cost_us: Sequence[float]) -> FrontierPoint:
-    extra = sum(cost_us[i] for i in found.recomputed)
-    return FrontierPoint(dropped, found.peak_bytes, found.saved_bytes, extra)
 
 
 def _pareto(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:

@@ -1,4 +1,4 @@
-"""The planner of a run: plans its graphs one by one, under one budget for all of them."""
+"""The planner of a run: it plans graphs one by one under one budget, from the problem to what their code needed."""
 
 from __future__ import annotations
 

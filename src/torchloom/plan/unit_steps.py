@@ -1,4 +1,4 @@
-"""How far a unit can be emptied, and what each step costs.
+"""In which order the values of a unit are dropped from memory, and what computing each again costs.
 
 Starting from all that backward reads, the value that costs least time per byte is dropped next, over
 and over. The lower hull of the points on this way is the unit's offer to the search.

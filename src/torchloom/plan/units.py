@@ -1,4 +1,4 @@
-"""Cutting the forward half into units: between two of them little is alive.
+"""Cut the forward half of a graph into units, such as layers: between two of them little is alive.
 
 A decoder has such a place after each residual addition. What is alive there is all that a unit
 needs to be computed again, so units can be planned one by one. Equal units (the layers of a model)
