@@ -385,14 +385,6 @@ ELSEWHERE: dict[str, str] = {
         "checkpoints/test_continue.py::test_continues_bitwise",
     "examples/test_ray.py::test_a_killed_worker_costs_only_steps_since_the_last_checkpoint":
         "checkpoints/test_continue.py::test_continues_bitwise",
-    "engine/test_ragged_regions.py::test_a_plan_of_whole_graphs_is_followed_again":
-        "engine/test_ragged_regions.py::test_all_ranks_compile_the_form_of_graph_that_the_leader_compiles",
-    "engine/test_ragged_regions.py::test_attention_is_computed_again_on_all_ranks":
-        "engine/test_ragged_budget.py::test_ranks_with_other_batches_train_under_a_budget",
-    "engine/test_planned_regions.py::test_a_plan_of_bodies_is_followed_again":
-        "engine/test_planned_regions.py::test_budgets_are_kept_by_few_bodies",
-    "engine/test_planned_regions.py::test_what_no_choice_about_layers_keeps_is_refused_as_before":
-        "engine/test_memory_budget.py::test_what_does_not_fit_says_what_would",
     "faults/test_slurm.py::test_preemption_saves_and_the_requeued_job_goes_on":
         "faults/test_slurm.py::test_the_loop_of_the_page_stops_all_ranks_in_one_step",
 }  # fmt: skip

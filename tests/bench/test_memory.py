@@ -109,10 +109,10 @@ class TestBudgets:
 
         graph = make_fx(fn, tracing_mode="fake")(torch.ones(7, 5), torch.ones(5, 3)).graph
         with pytest.raises(PlanError) as refused:
-            Planner(budget_bytes=1).plan(PlanningProblem(joint=graph, num_results=1))
+            Planner(room_bytes=1).plan(PlanningProblem(joint=graph, num_results=1))
         lacking = lacking_bytes(f"PlanError: {refused.value}")
         assert lacking
-        enough = Planner(budget_bytes=1 + lacking).plan(PlanningProblem(joint=graph, num_results=1))
+        enough = Planner(room_bytes=1 + lacking).plan(PlanningProblem(joint=graph, num_results=1))
         assert enough.peak_bytes <= 1 + lacking
         assert lacking_bytes("PlanError: this plan was made for 2 ranks") is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.costs.peaks import peak_tflops
+from torchloom.costs.hardware import peak_tflops
 
 
 @pytest.mark.parametrize(

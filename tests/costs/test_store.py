@@ -12,7 +12,6 @@ from torchloom.costs import (
     CostTable,
     load_table,
     save_table,
-    share_text,
     shared_table,
     table_path,
 )
@@ -99,33 +98,19 @@ def share_both_ways(rank: int):
     own = table(a=1.0 + rank, **{f"only{rank}": 4.0})
     first = shared_table(own)
     largest = shared_table(own, "max")
-    return first.ops, table_to_json(largest), share_text("words", lambda: f"of rank {rank}")
+    return first.ops, table_to_json(largest)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_all_ranks_hold_one_table(run_ranks, world_size: int) -> None:
     results = run_ranks(world_size, share_both_ways)
     assert all(result == results[0] for result in results)
-    first, largest, words = results[0]
+    first, largest = results[0]
     assert first == {"a": 1.0, "only0": 4.0}
     assert table_from_json(largest).ops == {
         "a": float(world_size),
         **{f"only{rank}": 4.0 for rank in range(world_size)},
     }
-    assert words == "of rank 0"
-
-
-def test_a_failure_of_rank_0_reaches_all(run_ranks) -> None:
-    def fn(rank: int) -> str:
-        def make() -> str:
-            raise OSError("no space")
-
-        with pytest.raises(OSError if rank == 0 else AgreementError, match="no space") as caught:
-            share_text("the choice of kernels", make)
-        # The next exchange is not confused by the failed one.
-        return f"{type(caught.value).__name__} {share_text('more', lambda: 'fine')}"
-
-    assert run_ranks(2, fn) == ["OSError fine", "AgreementError fine"]
 
 
 def test_a_rank_that_does_not_come_is_named(run_ranks) -> None:
@@ -142,4 +127,3 @@ def test_a_rank_that_does_not_come_is_named(run_ranks) -> None:
 def test_alone_nothing_is_exchanged() -> None:
     own = table(a=1.0)
     assert shared_table(own, "max") is own
-    assert share_text("words", lambda: "mine") == "mine"

@@ -8,7 +8,7 @@ from torch import fx
 
 from support.graphs import CONTEXT, TwoLayers, apply, captured, copy_of
 from torchloom import ops
-from torchloom.deepcompile.forms import CURRENT, DOCUMENTED, NAMES, adapt
+from torchloom.deepcompile.forms import DOCUMENTED, NAMES, adapt
 from torchloom.deepcompile.profile import Account, memory_of
 from torchloom.deepcompile.site import Book, Spot
 from torchloom.errors import PassError
@@ -33,7 +33,7 @@ def spot() -> Spot:
 
 def run(fn, gm=None):
     gm = gm or small_graph()
-    return adapt("mine", fn).at(spot())(gm, CONTEXT), gm
+    return adapt("mine", fn).at(spot().argument)(gm, CONTEXT), gm
 
 
 def sine_to_cosine(graph):
@@ -95,12 +95,6 @@ def everything(**given):
     return sine_to_cosine(given["graph"])
 
 
-def by_position(*given):
-    assert len(given) == len(CURRENT)
-    sine_to_cosine(given[0].graph)
-    return given[0]
-
-
 def nine_unnamed(a, b, c, d, e, f, g, h, i, /):
     assert len(DOCUMENTED) == 9
     return sine_to_cosine(a)
@@ -120,7 +114,7 @@ def own(gm, ctx):
 @pytest.mark.parametrize(
     "fn",
     [
-        *(documented, current, shuffled, in_another_graph, everything, by_position),
+        *(documented, current, shuffled, in_another_graph, everything),
         *(nine_unnamed, other_names, own, lambda bwd, graph: sine_to_cosine(graph)),
     ],
 )
@@ -146,7 +140,8 @@ def test_none_is_no_change():
         (lambda graph, profiling_result: graph, "'profiling_result'.*did you mean"),
         (lambda graph, mem_budgt=0: graph, "'mem_budgt'.*'mem_budget'"),
         (lambda graph, colour: graph, "'colour'.*known: gm"),
-        (lambda a, b, c, /: a, "3 arguments without names"),
+        (lambda a, b, c, /: a, "'a'.*known: gm"),
+        (lambda *given: given[0], "tells no arguments"),
         (3, "is a int: register a function"),
     ],
 )

@@ -86,13 +86,9 @@ def train(
     return Run(engine, losses, measure(micro).peak)
 
 
-def llama(layers: int = 6) -> Any:
-    model = zoo.llama(layers=layers, dim=32, heads=4, kv_heads=2)[0]
+def llama() -> Any:
+    model = zoo.llama(layers=4, dim=32, heads=4, kv_heads=2)[0]
     return model, (torch.randint(0, 131, (2, 61)),)
-
-
-def shallow() -> Any:
-    return llama(layers=4)
 
 
 def of(kind: type[nn.Module], *sizes: int, **options: Any) -> Callable[[], Any]:
@@ -117,26 +113,39 @@ def within(flat: Run, found: Run, budget: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_budgets_are_kept_by_few_bodies(stage: int) -> None:
-    def run(rank: int) -> list[tuple[int, Run]]:
+def test_budgets_are_kept_by_few_bodies(stage: int, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+
+    def run(rank: int) -> tuple[Run, list[tuple[int, Run]], Run, str]:
         flat = train(llama, rank, budget=BOUNDLESS, regions=False, stage=stage)
-        free = flat.whole_bytes - flat.plan.peak_bytes
-        runs = [(BOUNDLESS, flat)]
+        free, runs = flat.whole_bytes - flat.plan.peak_bytes, []
         for share in (0.75, 0.5):
             budget = free + int(share * flat.plan.peak_bytes)
             runs.append((budget, train(llama, rank, budget=budget, stage=stage)))
-        return runs
+        if rank == 0:
+            path.write_text(runs[-1][1].json)
+        torch.distributed.barrier()
+        followed = train(llama, rank, budget=budget, stage=stage, plan=str(path))
+        with pytest.raises(TorchloomError) as error:
+            train(llama, rank, budget=free + flat.plan.peak_bytes // 10, stage=stage)
+        return flat, runs, followed, str(error.value)
 
-    for (_, flat), *others in run_ranks(2, run, timeout_s=500):
+    for flat, runs, followed, refusal in run_ranks(2, run, timeout_s=500):
         extra_us = []
-        for budget, found in others:
-            assert found.calls == [6] and found.reasons == ()
+        for budget, found in runs:
+            assert found.calls == [4] and found.reasons == ()
             within(flat, found, budget)
             assert len(set(found.choices)) <= 3
             extra_us.append(found.plan.extra_us)
         assert 0 < extra_us[0] < extra_us[1]
         # What binds is kept by a mixture: some layers keep more than others.
-        assert len({len(each) for _, found in others for each in found.choices}) > 1
+        assert len({len(each) for _, found in runs for each in found.choices}) > 1
+        last = runs[-1][1]
+        assert followed.calls == [4]
+        assert followed.plan.recompute == last.plan.recompute
+        assert followed.losses == last.losses
+        assert followed.measured_bytes == last.measured_bytes
+        assert "Raise compile.memory_budget by at least" in refusal
 
 
 SHARDED = {
@@ -160,18 +169,6 @@ def test_any_layers_train_under_a_budget_as_without(name: str) -> None:
         assert bound.calls == SHARDED[name][1], bound.reasons
         within(flat, bound, budget)
         assert bound.plan.extra_us > 0 or name == "two kinds, then one"
-
-
-def test_what_parts_of_values_hold_in_memory_counts() -> None:
-    def run(rank: int) -> list[Run]:
-        make = of(Tops, 640, 12)
-        return [
-            train(make, rank, budget=BOUNDLESS, regions=each, stage=0) for each in (False, True)
-        ]
-
-    flat, found = run_ranks(1, run)[0]
-    assert found.calls == [6]
-    within(flat, found, BOUNDLESS)
 
 
 def beside_plan(*, regions: bool) -> tuple[list[list[int]], int]:
@@ -203,52 +200,29 @@ def beside_plan(*, regions: bool) -> tuple[list[list[int]], int]:
     return calls, measured.peak - engine.plan().graphs[-1].peak_bytes
 
 
-def test_what_parts_hold_counts_where_sizes_vary() -> None:
+def test_what_parts_of_values_hold_in_memory_counts_whatever_their_sizes() -> None:
     def run(rank: int) -> Any:
-        return [beside_plan(regions=each) for each in (False, True)]
+        make = of(Tops, 640, 12)
+        runs = [
+            train(make, rank, budget=BOUNDLESS, regions=each, stage=0) for each in (False, True)
+        ]
+        return runs, [beside_plan(regions=each) for each in (False, True)]
 
-    (_, beside), (calls, found) = run_ranks(1, run)[0]
+    (flat, found), ((_, beside), (calls, beside_bodies)) = run_ranks(1, run)[0]
+    assert found.calls == [6]
+    within(flat, found, BOUNDLESS)
     assert calls == [[6], [6]]
-    assert found == beside
-
-
-def test_a_plan_of_bodies_is_followed_again(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-
-    def run(rank: int) -> tuple[Run, Run]:
-        flat = train(shallow, rank, budget=BOUNDLESS, regions=False)
-        budget = flat.whole_bytes - flat.plan.peak_bytes // 3
-        made = train(shallow, rank, budget=budget)
-        if rank == 0:
-            path.write_text(made.json)
-        torch.distributed.barrier()
-        return made, train(shallow, rank, budget=budget, plan=str(path))
-
-    for made, followed in run_ranks(2, run, timeout_s=500):
-        assert followed.calls == [4]
-        assert followed.plan.recompute == made.plan.recompute != frozenset()
-        assert followed.losses == made.losses
-        assert followed.measured_bytes == made.measured_bytes
+    assert beside_bodies == beside
 
 
 def test_code_keeps_a_budget_in_two_rounds_at_most() -> None:
     def run(rank: int) -> tuple[Run, Run, int]:
-        flat = train(shallow, rank, budget=BOUNDLESS, regions=False, backend="inductor")
+        flat = train(llama, rank, budget=BOUNDLESS, regions=False, backend="inductor")
         budget = flat.whole_bytes - flat.plan.peak_bytes // 3
-        return flat, train(shallow, rank, budget=budget, backend="inductor"), budget
+        return flat, train(llama, rank, budget=budget, backend="inductor"), budget
 
     for flat, found, budget in run_ranks(2, run, timeout_s=600):
         assert found.calls == [4] and found.num_tries <= 2
         assert found.whole_bytes <= budget
         assert abs(found.measured_bytes - found.plan.peak_bytes) <= 64
         assert found.losses == pytest.approx(flat.losses, rel=1e-6)
-
-
-def test_what_no_choice_about_layers_keeps_is_refused_as_before() -> None:
-    def run(rank: int) -> str:
-        with pytest.raises(TorchloomError) as error:
-            train(llama, rank, budget=500_000)
-        return str(error.value)
-
-    for text in run_ranks(2, run, timeout_s=300):
-        assert "Raise compile.memory_budget by at least" in text

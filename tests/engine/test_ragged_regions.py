@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 
 from engine.test_planned_regions import BOUNDLESS, Run, train
@@ -38,25 +38,6 @@ def budget_of(free: Run) -> int:
     return int(found)
 
 
-@pytest.mark.parametrize(
-    "regions",
-    [pytest.param(False, marks=pytest.mark.exhaustive), True],
-    ids=["flat", "bodies"],
-)
-def test_attention_is_computed_again_on_all_ranks(regions: bool) -> None:
-    def run(rank: int) -> tuple[Run, Run]:
-        free = train(llama(rank), rank, budget=BOUNDLESS, regions=False)
-        return free, train(llama(rank), rank, budget=budget_of(free), regions=regions)
-
-    (free, longer), (other, shorter) = run_ranks(2, run, timeout_s=500)
-    assert (free.losses, other.losses) == (longer.losses, shorter.losses)
-    # Attention operators return a tuple, which a plan for another length names as well.
-    attention = [each.op for each in longer.plan.decisions if each.action == "recompute"]
-    assert any("attention" in op for op in attention)
-    assert longer.plan.sends == shorter.plan.sends
-    assert longer.calls == shorter.calls == ([4] if regions else [])
-
-
 def without_choices(self: Planner, problem: PlanningProblem) -> GraphPlan:
     if problem.parts:
         raise RegionError("no choice about equal parts keeps the memory budget")
@@ -66,35 +47,32 @@ def without_choices(self: Planner, problem: PlanningProblem) -> GraphPlan:
 plan_of = Planner.plan
 
 
-def test_all_ranks_compile_the_form_of_graph_that_the_leader_compiles() -> None:
-    def run(rank: int) -> tuple[Run, Run]:
-        free = train(llama(rank), rank, budget=BOUNDLESS, regions=False)
-        budget = budget_of(free)
-        if rank != 0:
-            return free, train(llama(rank), rank, budget=budget)
-        with mock.patch.object(Planner, "plan", without_choices):
-            return free, train(llama(rank), rank, budget=budget)
-
-    for free, bound in run_ranks(2, run, timeout_s=500):
-        assert bound.calls == []
-        assert bound.losses == free.losses
-        assert not bound.plan.calls_bodies
-
-
-def test_a_plan_of_whole_graphs_is_followed_again(tmp_path: Path) -> None:
+def test_all_ranks_compile_the_form_of_graph_that_the_leader_compiles(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 
-    def run(rank: int) -> tuple[Run, Run]:
-        free = train(llama(0), rank, budget=BOUNDLESS, regions=False)
+    def run(rank: int) -> tuple[Run, Run, Run, Run]:
+        free = train(llama(rank), rank, budget=BOUNDLESS, regions=False)
         budget = budget_of(free)
-        made = train(llama(0), rank, budget=budget, regions=False)
-        if rank == 0:
-            path.write_text(made.json)
+        bodies = train(llama(rank), rank, budget=budget)
+        with mock.patch.object(Planner, "plan", without_choices) if rank == 0 else nullcontext():
+            flat = train(llama(rank), rank, budget=budget)
+        if rank == 0:  # whose batch is the longer one
+            path.write_text(flat.json)
         torch.distributed.barrier()
-        return made, train(llama(0), rank, budget=budget, plan=str(path))
+        return free, bodies, flat, train(llama(0), rank, budget=budget, plan=str(path))
 
-    for made, followed in run_ranks(2, run, timeout_s=500):
+    longer, shorter = run_ranks(2, run, timeout_s=500)
+    for free, bodies, flat, _ in (longer, shorter):
+        assert free.losses == bodies.losses == flat.losses
+        assert bodies.calls == [4] and flat.calls == []
+        assert not flat.plan.calls_bodies
+    for one, other in zip(longer[1:3], shorter[1:3], strict=True):
+        assert one.plan.traffic_key == other.plan.traffic_key
+        # Attention operators return a tuple, which a plan for another length names as well.
+        again = [each.op for each in one.plan.decisions if each.action == "recompute"]
+        assert any("attention" in op for op in again)
+    for *_, followed in (longer, shorter):
         assert followed.calls == []
         assert followed.reasons[-1] == "the pinned plan is for the whole graph"
-        assert followed.plan.recompute == made.plan.recompute != frozenset()
-        assert followed.losses == made.losses
+        assert followed.plan.recompute == longer[2].plan.recompute
+    assert longer[3].losses[0] == longer[2].losses[0]

@@ -17,7 +17,7 @@ from torchloom import events
 from torchloom.engine import Engine
 from torchloom.errors import PassError
 from torchloom.events import PlanReviewed
-from torchloom.pipeline import CompileSession
+from torchloom.pipeline.weaving import Weaving
 from torchloom.plan import Planner
 from torchloom.step import CompiledStep
 
@@ -132,10 +132,10 @@ def breaks(
     rank: int, ranks: tuple[int, ...], graph: int, times: int, kind: type[Exception] = RuntimeError
 ) -> None:
     """Let the compile of a graph fail in the second round, on some ranks, so many times."""
-    compile_graph, left, seen = CompileSession._compile, [times], list[int]()
+    compile_graph, left, seen = Weaving._lower, [times], list[int]()
 
-    def fails(self: CompileSession, gm: Any, *rest: Any) -> Any:
-        if len(self._rounds) == 3:
+    def fails(self: Weaving, gm: Any, *rest: Any) -> Any:
+        if self.setup.round == 3:
             if len(seen) < graph:
                 seen.append(1)
             elif rank in ranks and left[0]:
@@ -143,7 +143,7 @@ def breaks(
                 raise kind("no code today\nfor a long reason")
         return compile_graph(self, gm, *rest)
 
-    CompileSession._compile = fails  # type: ignore[method-assign]
+    Weaving._lower = fails  # type: ignore[method-assign]
     Planner.would_change = lambda self: True  # type: ignore[method-assign]
 
 
@@ -164,7 +164,7 @@ def test_a_second_plan_that_does_not_compile_leaves_the_first(
     def fn(rank):
         torch.manual_seed(0)
         once = train(start(Broken(), 0, **options), rank, 1)
-        heard = hears("torchloom.pipeline.second_plan")
+        heard = hears("torchloom.pipeline.replan")
         torch.manual_seed(0)
         engine = start(Broken(), 2, **options)
         first = train(engine, rank, 1)
@@ -215,7 +215,7 @@ def test_ranks_with_batches_of_different_sizes_keep_the_first_plan_together() ->
         breaks(rank, (1,), 0, 1)  # the rank with the larger batch, whose plan the other waits for
         torch.manual_seed(0)
         engine = start(Broken(), 2, kwargs={"dynamic": False})
-        heard = hears("torchloom.pipeline.second_plan")
+        heard = hears("torchloom.pipeline.replan")
         return len(train(engine, rank, 5, 4 + 4 * rank)), heard
 
     for steps, heard in run_ranks(2, fn):
@@ -225,10 +225,10 @@ def test_ranks_with_batches_of_different_sizes_keep_the_first_plan_together() ->
 
 def test_a_graph_that_torch_captures_again_is_compared_all_the_same() -> None:
     def fn(rank):
-        compile_graph, calls = CompileSession._compile, list[int]()
+        compile_graph, calls = Weaving._lower, list[int]()
 
-        def restarts(self: CompileSession, gm: Any, *rest: Any) -> Any:
-            if len(self._rounds) == 3:
+        def restarts(self: Weaving, gm: Any, *rest: Any) -> Any:
+            if self.setup.round == 3:
                 calls.append(1)
                 if len(calls) == 1:
                     raise TensorifyScalarRestartAnalysis(restart_reason="for the test")
@@ -236,9 +236,9 @@ def test_a_graph_that_torch_captures_again_is_compared_all_the_same() -> None:
                     raise RuntimeError("no code today")
             return compile_graph(self, gm, *rest)
 
-        CompileSession._compile = restarts  # type: ignore[method-assign]
+        Weaving._lower = restarts  # type: ignore[method-assign]
         Planner.would_change = lambda self: True  # type: ignore[method-assign]
-        heard = hears("torchloom.pipeline.second_plan")
+        heard = hears("torchloom.pipeline.replan")
         torch.manual_seed(0)
         engine = start(Broken(), 2)
         return len(train(engine, rank, 5)), heard

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from support.world import SimulatedWorld
-from torchloom.costs import DEVICES, CostTable, share_text, shared_table
+from torchloom.costs import DEVICES, CostTable, shared_table
 from torchloom.errors import AgreementError
 from torchloom.exchange import Agreement, Alone, text_from
 from torchloom.exchange.base import differ
@@ -58,9 +58,9 @@ def test_ranks_that_call_in_other_orders_are_told() -> None:
 def test_one_who_hears_something_else_is_told() -> None:
     def fn(exchange) -> str:
         if exchange.rank == 0:
-            return share_text("the plan", lambda: "p", exchange=exchange)
+            return text_from(exchange, 0, "the plan", lambda: "p")
         with pytest.raises(AgreementError, match="the plan = "):
-            share_text("the table", lambda: "t", exchange=exchange)
+            text_from(exchange, 0, "the table", lambda: "t")
         return "told"
 
     assert SimulatedWorld(2).run(fn) == ["p", "told"]
@@ -100,7 +100,7 @@ def test_the_slowest_table_of_a_world() -> None:
     def fn(exchange) -> tuple[float, str]:
         own = CostTable(device=DEVICES["cpu"], ops={"mm": 1.0 + exchange.rank})
         slowest = shared_table(own, "max", exchange=exchange)
-        return slowest.ops["mm"], share_text("words", lambda: "first", exchange=exchange)
+        return slowest.ops["mm"], text_from(exchange, 0, "words", lambda: "first")
 
     assert SimulatedWorld(8).run(fn) == [(8.0, "first")] * 8
 

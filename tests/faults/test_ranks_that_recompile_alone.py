@@ -110,7 +110,7 @@ def test_a_rank_that_has_met_too_many_sizes_says_so() -> None:
         heard: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("torchloom.pipeline.sizes").addHandler(handler)
+        logging.getLogger("torchloom.pipeline.ragged").addHandler(handler)
         torch._dynamo.config.recompile_limit = 3
         engine, _ = make_engine(3)
         engine.compile(backend="aot_eager", compile_kwargs={"dynamic": False})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 
 from support.graphs import CONTEXT
@@ -12,7 +10,7 @@ from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass, PassContext, options_of
 from torchloom.passes import PASSES
 from torchloom.pipeline import CompileSession, Resolver, resolve_passes
-from torchloom.pipeline.identity import identity_of
+from torchloom.pipeline.keys import identity_of
 
 
 def test_every_option_of_a_built_in_pass_has_a_default() -> None:
@@ -108,11 +106,3 @@ def test_ranks_compare_options_by_name() -> None:
     passes = resolve_passes(3, options={"prefetch": {"max_bytes": 1}})
     facts = CompileSession(passes=passes, context=PassContext(world_size=2)).facts
     assert facts["option max_bytes of pass prefetch"] == "1"
-
-
-def test_earlier_fields_of_the_context_can_be_read() -> None:
-    context = PassContext(world_size=2, bound_options={"prefetch": {"max_bytes": 5}})
-    with pytest.warns(DeprecationWarning, match="option 'max_bytes' of pass 'prefetch'"):
-        assert context.prefetch_bytes == 5
-    with warnings.catch_warnings(), pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = context.nothing

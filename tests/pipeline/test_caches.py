@@ -18,7 +18,7 @@ from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom._torch.dynamo import compile_counters
 from torchloom.graph import GraphPass
-from torchloom.pipeline.identity import identity_of
+from torchloom.pipeline.keys import identity_of
 
 
 def one_start(rank, cache, settings):
@@ -183,7 +183,7 @@ def test_an_upgrade_of_what_shapes_graphs_has_another_key(file, tmp_path) -> Non
     shutil.copytree(Path(torchloom.__file__).parent, house)
     code = """
 from torchloom.pipeline import keys
-print(keys._sources_digest())
+print(keys.sources_digest())
 """
 
     def key() -> str:

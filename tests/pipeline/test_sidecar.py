@@ -40,14 +40,6 @@ def test_plan_and_peak_come_back() -> None:
     assert sidecar.load("key") == decided
 
 
-def test_files_from_before_peaks_are_read(cache) -> None:
-    sidecar.save("key", sidecar.Decided(PLAN, False, PEAK))
-    data = json.loads(cache.read_text())
-    del data["peak"]
-    cache.write_text(json.dumps(data))
-    assert sidecar.load("key") == sidecar.Decided(PLAN, False, None)
-
-
 @pytest.mark.parametrize("peak", [[], {}, {"groups": [1]}, {"groups": [["a", "b", "c", "d"]]}, 3])
 def test_a_damaged_peak_is_nothing(cache, peak) -> None:
     sidecar.save("key", sidecar.Decided(PLAN, False, PEAK))

@@ -288,7 +288,7 @@ def test_few_trials_find_the_point_where_the_peak_lies_in_transfers(
     allowed: int, parts: tuple[str, ...]
 ) -> None:
     points = tuple(
-        FrontierPoint(frozenset(), 23_000 - 400 * at, saved_bytes=0, extra_us=10.0 * at, group=0)
+        FrontierPoint(frozenset(), 23_000 - 400 * at, saved_bytes=0, extra_us=10.0 * at)
         for at in range(47)
     )
     tried: list[int] = []
@@ -301,8 +301,9 @@ def test_few_trials_find_the_point_where_the_peak_lies_in_transfers(
     frontier = SimpleNamespace(points=points, within=lambda most: points[0])
     form = SimpleNamespace(problem=SimpleNamespace(parts=parts), frontier=frontier)
     combination: Any = SimpleNamespace(form=form, allowed_bytes=allowed, kept=None)
-    estimates = SimpleNamespace(behind_bytes=lambda each: 6_100, least_behind_bytes=3_800)
-    trials: Any = SimpleNamespace(run=run, estimates=estimates)
+    trials: Any = SimpleNamespace(
+        run=run, behind_bytes=lambda each: 6_100, least_behind_bytes=3_800
+    )
     _TriedPoints(combination, trials).search(allowed, None)
 
     first = next(

@@ -291,7 +291,7 @@ def test_what_a_pass_breaks_is_an_error_that_names_nodes_lines_and_the_pass(
     passes = [PASSES[name] for name in LOWERED]
     passes.insert(2, GraphPass(name="mine", fn=mine, stage="lowered"))
     with pytest.raises(PassError, match="graph 'g' is wrong after pass 'mine'") as caught:
-        PassManager(passes, CONTEXT, tmp_path).run(gm, CONTEXT, "g", GraphReport("g", 0, "", ""))
+        PassManager(passes, tmp_path).run(gm, CONTEXT, "g", GraphReport("g", 0, "", ""))
     sentence, *lines = str(caught.value).splitlines()
     assert re.search(told[0], sentence), sentence
     assert (tmp_path / "g.03.mine.txt").read_text().splitlines() == lines

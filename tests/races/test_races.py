@@ -15,7 +15,7 @@ from torchloom import ops
 from torchloom.errors import PassError
 from torchloom.graph import find
 from torchloom.ops.match import offloads, reloads
-from torchloom.pipeline.races import check_races
+from torchloom.pipeline.manager import check_races
 from torchloom.races import Free, Start, TransferSchedule, Use, WaitFor, find_races, schedule_of
 
 

@@ -111,7 +111,7 @@ def apply(
     """Run passes by name over a graph, with options by the names of passes."""
     report = GraphReport("graph", len(gm.graph.nodes), "test", digest="0")
     passes = [PASSES[name].with_options(**options.get(name, {})) for name in names]
-    PassManager(passes, context).run(gm, context, "graph.test", report)
+    PassManager(passes).run(gm, context, "graph.test", report)
     return report
 
 

@@ -104,4 +104,4 @@ class Captured:
 
 
 def _run(passes: list[GraphPass], gm: fx.GraphModule, context: PassContext, name: str) -> None:
-    PassManager(passes, context).run(gm, context, name, GraphReport(name, 0, "test", ""))
+    PassManager(passes).run(gm, context, name, GraphReport(name, 0, "test", ""))

@@ -1,5 +1,6 @@
 """What operators, copies and collectives cost, in microseconds.
 
+    collectives  a model of the network, and what was measured of it
     roofline     FLOPs and bytes of an operator against the rates of a device: no measurement
     table        measured figures where there are any, the roofline where there are none
 
@@ -9,21 +10,14 @@ Rates are data (`hardware`): a new device is one row. Nothing here runs a user's
 from __future__ import annotations
 
 from torchloom.costs.calibrate import calibrate_device, find_device
-from torchloom.costs.hardware import (
-    DEVICES,
-    NETWORKS,
-    CollectiveKind,
-    Device,
-    Network,
-    device_row,
-)
+from torchloom.costs.collectives import NETWORKS, CollectiveKind, Network, collective_us
+from torchloom.costs.hardware import DEVICES, Device, device_row
 from torchloom.costs.roofline import node_flops, node_traffic_bytes, roofline_us
-from torchloom.costs.share import share_text, shared_table
+from torchloom.costs.share import shared_table
 from torchloom.costs.signature import node_key
 from torchloom.costs.store import load_table, machine_facts, save_table, table_path
 from torchloom.costs.table import (
     CostTable,
-    collective_us,
     graph_us,
     link_us,
     measured_us,
@@ -52,7 +46,6 @@ __all__ = [
     "node_us",
     "roofline_us",
     "save_table",
-    "share_text",
     "shared_table",
     "table_path",
 ]

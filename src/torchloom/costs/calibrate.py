@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchloom.costs.hardware import Device, local_device
+from torchloom.costs.hardware import Device, known_device
 from torchloom.costs.timing import median_us
 from torchloom.errors import PlanError
 
@@ -57,7 +57,7 @@ def calibrate_device(device: torch.device, quick: bool = False) -> tuple[Device,
     is_cuda = device.type == "cuda"
     cuda = [device] if is_cuda else []
     with torch.random.fork_rng(devices=cuda), torch.no_grad():
-        base = local_device(device)
+        base = known_device(device)
         side = 256 if quick else (8192 if is_cuda else 1024)
         dtypes = [torch.float32, torch.bfloat16, *([torch.float16] if is_cuda else [])]
         products = {_name(each): _gemm_flops(side, each, device) for each in dtypes}

@@ -1,4 +1,4 @@
-"""Rates of devices and networks: what a cost is computed from until it is measured.
+"""Rates of devices: what a cost is computed from until it is measured.
 
 Rated figures come from the makers' data sheets; the fractions of them that kernels reach are marked
 with where they were seen. `torchloom calibrate` replaces a row by what was measured here.
@@ -7,16 +7,13 @@ with where they were seen. `torchloom calibrate` replaces a row by what was meas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from torchloom.errors import PlanError
 
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
-"""As torchloom's own transport runs them over messages; `shm_` in front: through shared memory;
-`c10d_`: the process group's own ones."""
 LinkKind = Literal["h2d", "d2h"]
 
 
@@ -63,44 +60,6 @@ class Device:
         """Return the rate of matrix products in a dtype, in FLOP/s."""
         found = self.gemm_flops.get(dtype)
         return self.gemm_flops["float32"] if found is None else found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
-    """Alpha-beta model of collectives between ranks: a latency per message, a time per byte."""
-
-    name: str
-    alpha_us: float
-    """Latency of one message between two ranks."""
-    bytes_per_s: float
-    """What one rank sends per second while it receives as much."""
-    load: float = 0.0
-    """Part of a collective's time that compute beside it loses: cores, memory, multiprocessors."""
-    factors: Mapping[str, float] = field(default_factory=dict)
-    """Measured time over modelled time, by kind of collective."""
-    prefix: str = ""
-    """What stands in front of the kinds of its measured collectives; see `CollectiveKind`."""
-
-    def collective_us(self, kind: CollectiveKind, num_bytes: int, world_size: int) -> float:
-        """Return the time of one collective by the ring model.
-
-        Args:
-            kind: which collective.
-            num_bytes: bytes of the whole tensor: what an all-gather returns, what a reduce-scatter
-                or an all-reduce takes.
-            world_size: ranks that take part.
-        """
-        if world_size <= 1:
-            return 0.0
-        share = (world_size - 1) / world_size
-        rounds, volume = {
-            "all_gather": (world_size - 1, share),
-            "reduce_scatter": (world_size - 1, share),
-            "all_reduce": (2 * (world_size - 1), 2 * share),
-            "broadcast": (world_size - 1, 1.0),
-        }[kind.removeprefix("c10d_")]
-        modelled = rounds * self.alpha_us + 1e6 * volume * num_bytes / self.bytes_per_s
-        return self.factors.get(kind, 1.0) * modelled
 
 
 def _cuda(name: str, tflops: float, hbm_tb_s: float, link_gb_s: float, gib: int) -> Device:
@@ -156,34 +115,6 @@ DEVICES: dict[str, Device] = {
 }
 """Known devices by name. Adding one is one row."""
 
-NETWORKS: dict[str, Network] = {
-    row.name: row
-    for row in (
-        # Two ranks of one host, measured: 16 MB all-gather 6-7 ms, 1 MB 0.4 ms; a reduction adds
-        # what it gets, and takes about 2.5 times as long.
-        Network(
-            name="gloo",
-            alpha_us=120.0,
-            bytes_per_s=1.2e9,
-            load=0.5,  # estimated: its threads run on the cores that compute
-            factors={"reduce_scatter": 2.2, "all_reduce": 0.8},
-        ),
-        # Measured beside gloo: small messages take half as long, a gather with its copy as long, a
-        # reduction a third. The thread that computes does it all: nothing runs beside compute.
-        Network(
-            name="shared-memory",
-            alpha_us=60.0,
-            bytes_per_s=1.3e9,
-            load=1.0,
-            factors={"reduce_scatter": 0.85, "all_reduce": 0.9},
-            prefix="shm_",
-        ),
-        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11, load=0.1),
-        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10, load=0.1),
-    )
-}
-"""Known networks by name."""
-
 
 def device_row(name: str) -> Device:
     """Return a device's row.
@@ -194,17 +125,6 @@ def device_row(name: str) -> Device:
     if name not in DEVICES:
         raise PlanError(f"unknown device {name!r}: known are {', '.join(DEVICES)}")
     return DEVICES[name]
-
-
-def network_row(name: str) -> Network:
-    """Return a network's row.
-
-    Raises:
-        PlanError: no such row.
-    """
-    if name not in NETWORKS:
-        raise PlanError(f"unknown network {name!r}: known are {', '.join(NETWORKS)}")
-    return NETWORKS[name]
 
 
 def row_for_cuda_name(full_name: str) -> Device:
@@ -221,9 +141,41 @@ def row_for_cuda_name(full_name: str) -> Device:
     return DEVICES["a100-80gb"]
 
 
-def local_device(device: torch.device | str = "cpu") -> Device:
+def known_device(device: torch.device | str = "cpu") -> Device:
     """Return the row of a device of this machine."""
     kind = torch.device(device)
     if kind.type == "cuda":
         return row_for_cuda_name(torch.cuda.get_device_name(kind))
     return DEVICES["cpu"]
+
+
+_PEAK_TFLOPS = {
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "A10G": 125.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "MI300X": 1307.0,
+}
+"""Dense bf16 peak per device in TFLOP/s, from the vendors' data sheets; the first match counts."""
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of a device in TFLOP/s, or None where it is not known (any processor).
+
+    Args:
+        device_name: as `torch.cuda.get_device_name` gives it.
+
+    Example:
+        >>> peak_tflops("NVIDIA H100 80GB HBM3"), peak_tflops("CPU")
+        (989.0, None)
+    """
+    words = device_name.replace("-", " ").split()
+    for name, peak in _PEAK_TFLOPS.items():
+        if all(word in words for word in name.split()):
+            return peak
+    return None

@@ -1,4 +1,4 @@
-"""One table, one choice for all ranks: they exchange texts outside of collectives.
+"""Give all ranks one cost table: they exchange texts outside of collectives.
 
 A rank that waits too long gets an error that names who did not come. All ranks must call in the same
 order.
@@ -7,7 +7,7 @@ order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -25,26 +25,6 @@ TIMEOUT_S = 600.0
 _TABLE = "the cost table"
 
 _SERIAL = itertools.count()
-
-
-def share_text(
-    what: str,
-    make: Callable[[], str],
-    timeout_s: float = TIMEOUT_S,
-    exchange: Exchange | None = None,
-) -> str:
-    """Return rank 0's text on every rank; without a process group, the own one.
-
-    Args:
-        what: what is shared, for messages.
-        make: makes the text; called on rank 0 alone. What it raises is raised on all ranks.
-        timeout_s: how long the other ranks wait, in seconds.
-        exchange: between whom, with a time limit of its own; default: all ranks of the process group.
-
-    Raises:
-        AgreementError: rank 0 did not come, or failed.
-    """
-    return text_from(exchange or _all_ranks(timeout_s), 0, what, make)
 
 
 def shared_table(
@@ -91,25 +71,23 @@ def slowest(tables: list[CostTable]) -> CostTable:
     )
 
 
+_LEAST = (
+    *("memory_bytes_per_s", "attention_fraction", "h2d_bytes_per_s", "d2h_bytes_per_s"),
+    *("full_duplex", "adamw_params_per_s"),
+)
+_MOST = ("launch_us", "link_latency_us", "link_load")
+
+
 def _slowest_device(devices: list[Device]) -> Device:
-    first = devices[0]
     dtypes = sorted({dtype for each in devices for dtype in each.gemm_flops})
-    return Device(
-        name=first.name if len({each.name for each in devices}) == 1 else "slowest of the ranks",
+    capacities = [each.capacity_bytes for each in devices if each.capacity_bytes is not None]
+    return replace(
+        devices[0],
+        name=devices[0].name if len({d.name for d in devices}) == 1 else "slowest of the ranks",
         gemm_flops={dtype: min(each.flops_of(dtype) for each in devices) for dtype in dtypes},
-        memory_bytes_per_s=min(each.memory_bytes_per_s for each in devices),
-        launch_us=max(each.launch_us for each in devices),
-        attention_fraction=min(each.attention_fraction for each in devices),
-        h2d_bytes_per_s=min(each.h2d_bytes_per_s for each in devices),
-        d2h_bytes_per_s=min(each.d2h_bytes_per_s for each in devices),
-        link_latency_us=max(each.link_latency_us for each in devices),
-        full_duplex=all(each.full_duplex for each in devices),
-        link_load=max(each.link_load for each in devices),
-        adamw_params_per_s=min(each.adamw_params_per_s for each in devices),
-        capacity_bytes=min(
-            (each.capacity_bytes for each in devices if each.capacity_bytes is not None),
-            default=None,
-        ),
+        capacity_bytes=min(capacities, default=None),
+        **{name: min(getattr(each, name) for each in devices) for name in _LEAST},
+        **{name: max(getattr(each, name) for each in devices) for name in _MOST},
     )
 
 

@@ -20,7 +20,8 @@ import torch
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.costs.hardware import Device, Network, local_device
+from torchloom.costs.collectives import Network
+from torchloom.costs.hardware import Device, known_device
 from torchloom.costs.table import CostTable
 from torchloom.errors import PlanError
 from torchloom.files import write_whole
@@ -79,7 +80,7 @@ def load_table(device: torch.device | str = "cpu", path: Path | None = None) -> 
     Raises:
         PlanError: `path` is given and is not a cost table.
     """
-    fresh = CostTable(device=local_device(device))
+    fresh = CostTable(device=known_device(device))
     own = table_path(device)
     try:
         text = (path or own).read_text()
@@ -132,8 +133,8 @@ def table_to_json(table: CostTable, machine: Mapping[str, str] | None = None) ->
     record = {
         "format": _FORMAT,
         "machine": dict(machine or {}),
-        "device": _plain(table.device),
-        "network": _plain(table.network),
+        "device": dataclasses.asdict(table.device),
+        "network": dataclasses.asdict(table.network),
         "collectives": table.collectives,
         "figures": table.figures,
         "ops": {key: float(f"{us:.6g}") for key, us in table.ops.items()},
@@ -171,14 +172,6 @@ def table_from_json(text: str) -> CostTable:
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {str(key): float(value) for key, value in record.items()}
-
-
-def _plain(row: Device | Network) -> dict[str, Any]:
-    return {each.name: _value(getattr(row, each.name)) for each in dataclasses.fields(row)}
-
-
-def _value(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _cpu_model() -> str:

@@ -6,42 +6,31 @@ there are none.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import fx
 
-from torchloom.costs.hardware import (
-    DEVICES,
-    NETWORKS,
-    CollectiveKind,
-    Device,
-    LinkKind,
-    Network,
-)
+from torchloom.costs.collectives import CollectiveTimes
+from torchloom.costs.hardware import DEVICES, Device, LinkKind
 from torchloom.costs.measure import can_measure, measure_node
 from torchloom.costs.roofline import is_computed, roofline_us
 from torchloom.costs.signature import node_key
 
 
 @dataclass(kw_only=True)
-class CostTable:
+class CostTable(CollectiveTimes):
     """Figures of one device and its links.
 
     Example:
         >>> table = CostTable()  # a CPU, modelled
-        >>> collective_us("all_gather", 1 << 20, 2, table) > 0
+        >>> link_us("h2d", 1 << 20, table) > 0
         True
     """
 
     device: Device = field(default_factory=lambda: DEVICES["cpu"])
-    network: Network = field(default_factory=lambda: NETWORKS["gloo"])
     ops: dict[str, float] = field(default_factory=dict)
     """Measured microseconds by signature (`node_key`)."""
-    collectives: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """Measured (bytes, microseconds) in rising order, by `"all_gather/2"`: kind and ranks."""
-
     figures: dict[str, float] = field(default_factory=dict)
     """What else `torchloom calibrate` measured, by name with unit."""
 
@@ -92,33 +81,6 @@ def graph_us(graph: fx.Graph, table: CostTable) -> list[tuple[fx.Node, float]]:
     return [(node, node_us(node, table)) for node in graph.nodes]
 
 
-def collective_us(kind: CollectiveKind, num_bytes: int, world_size: int, table: CostTable) -> float:
-    """Return the time of a collective between `world_size` ranks, in microseconds.
-
-    Measured figures are interpolated between sizes. For a number of ranks that was not measured
-    the model is scaled by how far it was off for the nearest number that was.
-
-    Args:
-        kind: which collective.
-        num_bytes: bytes of the whole tensor: what an all-gather returns, what a reduce-scatter or
-            an all-reduce takes.
-        world_size: ranks that take part.
-        table: whose network and measured figures count.
-    """
-    if world_size <= 1:
-        return 0.0
-    modelled = table.network.collective_us(kind, num_bytes, world_size)
-    entry = f"{table.network.prefix}{kind}/"
-    known = [int(key.removeprefix(entry)) for key in table.collectives if key.startswith(entry)]
-    if not known:
-        return modelled
-    nearest = min(known, key=lambda ranks: (abs(ranks - world_size), ranks))
-    measured = _interpolated(table.collectives[f"{entry}{nearest}"], num_bytes)
-    if nearest == world_size:
-        return measured
-    return modelled * measured / table.network.collective_us(kind, num_bytes, nearest)
-
-
 def link_us(kind: LinkKind, num_bytes: int, table: CostTable) -> float:
     """Return the time of a copy between host and device, in microseconds.
 
@@ -130,15 +92,3 @@ def link_us(kind: LinkKind, num_bytes: int, table: CostTable) -> float:
     device = table.device
     rate = device.h2d_bytes_per_s if kind == "h2d" else device.d2h_bytes_per_s
     return device.link_latency_us + 1e6 * num_bytes / rate
-
-
-def _interpolated(points: list[tuple[int, float]], num_bytes: int) -> float:
-    """Return the time of a size between measured ones; beyond them the last rate holds."""
-    sizes = [size for size, _ in points]
-    at = bisect.bisect_left(sizes, num_bytes)
-    if at == 0 or len(points) == 1:
-        first_size, first_us = points[0]
-        return first_us * max(1.0, num_bytes / first_size)
-    (low, low_us), (high, high_us) = points[min(at, len(points) - 1) - 1 :][:2]
-    slope = max(0.0, (high_us - low_us) / (high - low))
-    return low_us + slope * (num_bytes - low)

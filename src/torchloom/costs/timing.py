@@ -1,10 +1,10 @@
-"""Timing one operation: medians over repetitions, several alternatives in turns."""
+"""Timing one operation: the median over repetitions."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -19,36 +19,15 @@ def median_us(fn: Callable[[], object], device: torch.device, budget_s: float = 
     Args:
         fn: a function without arguments.
         device: where it runs; a CUDA device is waited for.
-        budget_s: seconds to spend, about.
-    """
-    return medians_us({"": fn}, device, budget_s)[""]
-
-
-def medians_us(
-    fns: Mapping[str, Callable[[], object]], device: torch.device, budget_s: float = 0.25
-) -> dict[str, float]:
-    """Return the median time of each function in microseconds.
-
-    They run in turns, so that a machine that slows down slows all of them.
-
-    Args:
-        fns: functions without arguments, by name.
-        device: where they run; a CUDA device is waited for.
-        budget_s: seconds to spend on all of them together, at least about five calls of each.
+        budget_s: seconds to spend, at least about five calls.
     """
     clock = _cuda_clock if device.type == "cuda" else _clock
-    inner, spent_us = {}, 0.0
-    for name, fn in fns.items():
-        clock(fn, 1, device)  # the first call plans and allocates
-        once = clock(fn, 1, device)
-        inner[name] = max(1, min(1000, int(_ENOUGH_US / max(once, 0.1))))
-        spent_us += once * inner[name]
-    repeats = int(min(_MAX_REPEATS, max(_MIN_REPEATS, 1e6 * budget_s / max(spent_us, 1.0))))
-    samples: dict[str, list[float]] = {name: [] for name in fns}
-    for _ in range(repeats):
-        for name, fn in fns.items():
-            samples[name].append(clock(fn, inner[name], device) / inner[name])
-    return {name: statistics.median(found) for name, found in samples.items()}
+    clock(fn, 1, device)  # the first call plans and allocates
+    once_us = clock(fn, 1, device)
+    inner = max(1, min(1000, int(_ENOUGH_US / max(once_us, 0.1))))
+    spent_us = max(once_us * inner, 1.0)
+    repeats = int(min(_MAX_REPEATS, max(_MIN_REPEATS, 1e6 * budget_s / spent_us)))
+    return statistics.median(clock(fn, inner, device) / inner for _ in range(repeats))
 
 
 def _clock(fn: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -6,9 +6,8 @@
     fn(gm, graph_id, graph_order, profiling_results, create_inputs_fn,
        mem_budget, param_manager, bwd) -> gm or None                           DeepCompile, today
 
-Arguments are passed by name, so a function may take any of them in any order. A function whose
-parameter names cannot be read is called by position, with one of these forms; so is one that takes as many
-arguments as a form of DeepCompile's and has other names for some of them, as DeepSpeed calls it.
+Arguments are passed by name, so a function may take any of them in any order. One that takes as many arguments as a
+form of DeepCompile's and has other names for some of them is called by position, as DeepSpeed calls it.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import difflib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import fx
 
@@ -45,21 +44,11 @@ BEYOND = frozenset(
         *("ds_optimizer", "nz3"),
     }
 )
-_BY_COUNT = {len(OWN): OWN, 7: DOCUMENTED[:7], len(CURRENT): CURRENT, len(DOCUMENTED): DOCUMENTED}
+_BY_COUNT = {len(each): each for each in (DOCUMENTED[:7], CURRENT, DOCUMENTED)}
 
 
-class Site(Protocol):
-    """Gives a pass its arguments; see `deepcompile.site`."""
-
-    def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
-        """Return the value of one argument of `NAMES`.
-
-        Args:
-            name: one of `NAMES`.
-            gm: the graph that the pass edits.
-            ctx: what torchloom tells its own passes of it.
-        """
-        ...
+Argument = Callable[[str, fx.GraphModule, PassContext], Any]
+"""Returns the value of one argument of `NAMES`; see `deepcompile.site`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +83,10 @@ class Adapted:
             PassError: always, unless the function has torchloom's own form.
         """
         if self.takes <= set(OWN):
-            return self.at(_Nowhere())(gm, ctx, **options)
+            return self.at(lambda name, gm, ctx: {"gm": gm, "ctx": ctx}[name])(gm, ctx, **options)
         raise PassError("a pass of DeepCompile's form runs in a compile session only")
 
-    def at(self, site: Site) -> Callable[..., int]:
+    def at(self, argument: Argument) -> Callable[..., int]:
         """Return the function as `(gm, ctx, **options) -> number of edits`, bound to where it runs.
 
         Raises:
@@ -106,8 +95,8 @@ class Adapted:
         """
 
         def run(gm: fx.GraphModule, ctx: PassContext, **options: object) -> int:
-            positional = [site.argument(name, gm, ctx) for name in self.positional]
-            named = {name: site.argument(name, gm, ctx) for name in self.named}
+            positional = [argument(name, gm, ctx) for name in self.positional]
+            named = {name: argument(name, gm, ctx) for name in self.named}
             shape, before = _shape_of(gm.graph), graph_text(gm.graph)
             runs_it = "create_inputs_fn" in self.takes  # compilers call passes under fake tensors
             with without_modes() if runs_it else nullcontext(), _named_operators():
@@ -145,18 +134,6 @@ def _named_operators() -> Iterator[None]:
 _OPERATOR = re.compile(r"'_OpNamespace' 'dc' object has no attribute '(\w+)'")
 
 
-class _Nowhere:
-    def argument(self, name: str, gm: fx.GraphModule, ctx: PassContext) -> Any:
-        """Return the two arguments of torchloom's own form.
-
-        Args:
-            name: "gm" or "ctx".
-            gm: the graph that the pass edits.
-            ctx: what torchloom tells its own passes of it.
-        """
-        return {"gm": gm, "ctx": ctx}[name]
-
-
 def adapt(name: str, fn: Callable[..., Any]) -> Adapted:
     """Find the arguments that a pass takes, and wrap it.
 
@@ -176,9 +153,9 @@ def adapt(name: str, fn: Callable[..., Any]) -> Adapted:
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
-        return Adapted(fn, CURRENT, ())
-    if _tells_no_names(parameters):
-        return _by_position(name, fn, parameters)
+        raise PassError(
+            f"the arguments of pass {name!r} cannot be read: wrap it in a function"
+        ) from None
     form = _form_of(parameters.values())
     if form is not None:
         return Adapted(fn, form, ())
@@ -187,7 +164,10 @@ def adapt(name: str, fn: Callable[..., Any]) -> Adapted:
         if param.kind is inspect.Parameter.VAR_KEYWORD:
             named += [each for each in NAMES if each not in (*positional, *parameters)]
         elif param.kind is inspect.Parameter.VAR_POSITIONAL:
-            continue
+            if len(parameters) == 1:
+                raise PassError(
+                    f"pass {name!r} tells no arguments: name them, any of {', '.join(NAMES)}"
+                )
         elif param.name in NAMES:
             by_position = param.kind is inspect.Parameter.POSITIONAL_ONLY
             (positional if by_position else named).append(param.name)
@@ -201,39 +181,16 @@ def adapted_of(each: GraphPass) -> Adapted | None:
     return each.fn if isinstance(each.fn, Adapted) else None
 
 
-def _tells_no_names(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    kinds = {param.kind for param in parameters.values()}
-    if kinds == {inspect.Parameter.VAR_POSITIONAL}:
-        return True
-    only = kinds == {inspect.Parameter.POSITIONAL_ONLY}
-    return only and not any(param in NAMES for param in parameters)
-
-
 def _form_of(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...] | None:
     """Return DeepCompile's form of a function that has other names for some of its arguments, in the form's order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [each for each in parameters if each.default is inspect.Parameter.empty]
     form = _BY_COUNT.get(len(needed), ())
-    if len(form) <= len(OWN) or any(each.kind not in kinds for each in needed):
+    if not form or any(each.kind not in kinds for each in needed):
         return None
     names = [each.name for each in needed]
     fits = all(given == name or given not in NAMES for given, name in zip(names, form, strict=True))
     return form if fits and not set(names) <= set(NAMES) else None
-
-
-def _by_position(
-    name: str, fn: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
-) -> Adapted:
-    if any(param.kind is inspect.Parameter.VAR_POSITIONAL for param in parameters.values()):
-        return Adapted(fn, CURRENT, ())
-    form = _BY_COUNT.get(len(parameters))
-    if form is None:
-        counts = ", ".join(map(str, _BY_COUNT))
-        raise PassError(
-            f"pass {name!r} takes {len(parameters)} arguments without names: the forms have "
-            f"{counts}; name the arguments instead, any of {', '.join(NAMES)}"
-        )
-    return Adapted(fn, form, ())
 
 
 def _check_option(name: str, param: inspect.Parameter) -> None:

@@ -103,12 +103,12 @@ class GraphParams:
         layout: Layout,
         owned: Mapping[str, OwnedParam],
     ) -> None:
-        inputs = graph.find_nodes(op="placeholder")
-        self._index = {node.name: index for index, node in enumerate(inputs) if node.name in names}
+        inputs = enumerate(graph.find_nodes(op="placeholder"))
+        held = [(index, node) for index, node in inputs if node.name in names]
+        self._index = {node.name: index for index, node in held}
         self._params = {
             node.name: _graph_param(graph, node, layout[names[node.name]], owned)
-            for node in inputs
-            if node.name in names
+            for _, node in held
         }
 
     @property

@@ -93,13 +93,16 @@ class ProfilingResult:
             node.meta["device_time"] = node.meta["wall_time"] = times[node]
             node.meta["alloc_mem"], node.meta["max_mem"] = delta, peak
             node.meta["tensor_size"] = size
-        clock = [(node.name, ms, ms) for node, ms in times.items()]
-        if is_backward:
-            self.bwd_graph, self.bwd_mem, self.bwd_time = graph, memory, clock
-            self.bwd_tensor_sizes, self.bwd_mem_complete = sizes, True
-        else:
-            self.fwd_graph, self.fwd_mem, self.fwd_time = graph, memory, clock
-            self.fwd_tensor_sizes, self.fwd_mem_complete = sizes, True
+        found = {
+            "graph": graph,
+            "mem": memory,
+            "mem_complete": True,
+            "time": [(node.name, ms, ms) for node, ms in times.items()],
+            "tensor_sizes": sizes,
+        }
+        for name, value in found.items():
+            setattr(self, f"{'bwd' if is_backward else 'fwd'}_{name}", value)
+        if not is_backward:
             self.kept_bytes = memory[-1][1] - start_bytes
 
 

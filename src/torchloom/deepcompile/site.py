@@ -9,7 +9,7 @@ Spot   one graph of the book at one moment: gives a pass its arguments
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,13 +50,11 @@ class Page:
         """
         self.profile = ProfilingResult(needs_backward=needs_backward)
         self.manager = None
+        read = (args_of(n) for op in (ops.gather, ops.replicate) for n in find(gm.graph, op))
         self.params = {
-            args_of(node)[0].name: str(args_of(node)[-1])
-            for op in (ops.gather, ops.replicate)
-            for node in find(gm.graph, op)
-            if isinstance(args_of(node)[0], fx.Node)
-            and args_of(node)[0].op == "placeholder"
-            and handle in (None, args_of(node)[-2])
+            shard.name: str(param)
+            for shard, *_, own, param in read
+            if isinstance(shard, fx.Node) and shard.op == "placeholder" and handle in (None, own)
         }
         results: Any = gm.graph.output_node().args[0]
         num_results = len(results) if isinstance(results, list | tuple) else 1
@@ -201,29 +199,26 @@ class Spot:
             ctx: what torchloom tells its own passes of it.
         """
         if name in _FIGURES:
-            self._look(gm, ctx)
+            self._refresh(gm, ctx)
         budget = ctx.memory_budget_bytes
         budget = float(self.default_budget_bytes if budget is None else budget)
-        values: dict[str, Any] = {
-            "gm": gm,
-            "graph": gm.graph,
-            "ctx": ctx,
-            "graph_id": self.page.graph_id,
-            "bwd": ctx.is_backward,
-            "mem_budget": budget,
-            "ds_optimizer": self.book.optimizer,
-        }
-        if name in values:
-            return values[name]
-        return {
+        values: dict[str, Callable[[], Any]] = {
+            "gm": lambda: gm,
+            "graph": lambda: gm.graph,
+            "ctx": lambda: ctx,
+            "graph_id": lambda: self.page.graph_id,
+            "bwd": lambda: ctx.is_backward,
+            "mem_budget": lambda: budget,
+            "ds_optimizer": lambda: self.book.optimizer,
             "graph_order": lambda: self.book.graph_order,
             "profiling_results": lambda: self.book.profiles,
             "param_manager": lambda: self.book.managers,
             "nz3": lambda: self.book.handle(budget),
             "create_inputs_fn": lambda: lambda: _inputs_of(gm.graph),
-        }[name]()
+        }
+        return values[name]()
 
-    def _look(self, gm: fx.GraphModule, ctx: PassContext) -> None:
+    def _refresh(self, gm: fx.GraphModule, ctx: PassContext) -> None:
         """Update figures and parameters after earlier passes have changed the graph."""
         seen = f"{id(gm.graph)} {gm.graph!s}"
         if seen == self._seen:
@@ -252,7 +247,7 @@ class Spot:
         if self._seen:
             kept = copy_graph_module(gm)
             self._seen = ""
-            self._look(kept, ctx)
+            self._refresh(kept, ctx)
             self.book.check_residents(self.book.residents, self.book.allowed_bytes)
 
 

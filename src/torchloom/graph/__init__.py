@@ -9,12 +9,10 @@ from torchloom.graph.activations import (
     draws,
     droppable,
     forward_nodes,
-    may_recompute,
-    mutated_inputs,
+    movable,
 )
 from torchloom.graph.alias import (
     argument,
-    is_alias,
     is_view,
     is_view_op,
     owners,
@@ -28,17 +26,23 @@ from torchloom.graph.contract import (
     Choices,
     GraphPass,
     PassContext,
-    PassFn,
     SharedWeights,
-    Stage,
     options_of,
 )
-from torchloom.graph.edit import call, move_after, move_before, record_values, replace
+from torchloom.graph.edit import (
+    call,
+    front_as,
+    move_after,
+    move_before,
+    record_values,
+    replace,
+    tag,
+)
 from torchloom.graph.liveness import live_bytes
-from torchloom.graph.movable import movable
 from torchloom.graph.nodes import (
     args_of,
     find,
+    first_call,
     is_fetched,
     is_on_host,
     mark_fetched,
@@ -48,10 +52,10 @@ from torchloom.graph.nodes import (
     tensors_in,
     value_of,
 )
-from torchloom.graph.split import GraphSplit, outputs_of, split_of
+from torchloom.graph.split import GraphSplit, outputs_of, split_between, split_of
 from torchloom.graph.text import graph_digest, graph_text, op_counts
 from torchloom.graph.trial import KnownValues
-from torchloom.graph.writes import is_in_place_name, overloads_of, written
+from torchloom.graph.writes import is_in_place_name, is_only_read, overloads_of, written
 
 __all__ = [
     "Choices",
@@ -60,33 +64,31 @@ __all__ = [
     "KnownValues",
     "LowerReaders",
     "PassContext",
-    "PassFn",
     "SharedWeights",
-    "Stage",
     "args_of",
     "argument",
     "call",
     "draws",
     "droppable",
     "find",
+    "first_call",
     "forward_nodes",
+    "front_as",
     "graph_digest",
     "graph_text",
-    "is_alias",
     "is_fetched",
     "is_in_place_name",
     "is_on_host",
+    "is_only_read",
     "is_view",
     "is_view_op",
     "live_bytes",
     "lower_readers",
     "mark_fetched",
     "mark_host",
-    "may_recompute",
     "movable",
     "move_after",
     "move_before",
-    "mutated_inputs",
     "nbytes",
     "op_counts",
     "options_of",
@@ -99,8 +101,10 @@ __all__ = [
     "record_values",
     "replace",
     "source_of",
+    "split_between",
     "split_of",
     "storage_of",
+    "tag",
     "tensors_in",
     "value_of",
     "viewed",

@@ -1,4 +1,4 @@
-"""Find the forward half of a joint graph and the values in it that backward could read or recompute."""
+"""Find the forward half of a joint graph, and what of it backward could compute again or read from the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from torchloom._torch.operators import OpOverload
-from torchloom.graph.alias import is_view, source_of
+from torchloom.graph.alias import is_view, owners, source_of
 from torchloom.graph.nodes import tensors_in, value_of
 
 
@@ -88,9 +88,7 @@ def may_recompute(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    if draws(node) or target._schema.is_mutable:
-        return False
-    return _holds_tensor(value_of(node))
+    return not (draws(node) or target._schema.is_mutable) and _holds_tensor(value_of(node))
 
 
 def draws(node: fx.Node) -> bool:
@@ -105,6 +103,32 @@ def draws(node: fx.Node) -> bool:
     if place < len(node.args):
         return bool(node.args[place] != 0)
     return bool(node.kwargs.get("dropout_p", 0.0) != 0)
+
+
+def movable(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return each node whose memory may be moved, with the node that owns that memory.
+
+    The owner is what moves: a view that is kept keeps all that it views. Not movable are other than
+    floating-point tensors, symbolic and empty shapes, results of torchloom's own operators, and
+    whatever shares memory with a graph input or output: parameters, the loss.
+    """
+    owner = owners(graph)
+    ends = [*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes]
+    fixed = {owner[node] for node in ends if node in owner}
+    plain = {node: node not in fixed and _is_plain(node) for node in set(owner.values())}
+    return {node: root for node, root in owner.items() if plain[root]}
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Say whether a node is a floating-point tensor of known shape that fills its storage."""
+    value = value_of(node)
+    is_ours = getattr(node.target, "namespace", "") == "torchloom"
+    if node.op != "call_function" or is_ours or value is None or not value.is_floating_point():
+        return False
+    sizes = (*value.shape, *value.stride(), value.storage_offset())
+    if not all(isinstance(size, int) for size in sizes) or value.numel() == 0:
+        return False
+    return value.untyped_storage().nbytes() == value.numel() * value.element_size()
 
 
 def _holds_tensor(value: object) -> bool:

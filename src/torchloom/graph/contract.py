@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -37,12 +36,8 @@ class Choices:
 
     recompute: frozenset[str] | None = None
     """Activations that backward computes again; None leaves it to the partitioner."""
-    offload: frozenset[str] | None = None
-    """Activations that wait in host memory for backward; None leaves it to the pass."""
     resident: frozenset[str] = frozenset()
     """Parameters that are gathered once per optimizer step."""
-    keep: frozenset[str] = frozenset()
-    """Parameters whose gathered weight stays from forward to backward."""
     prefetch_bytes: int | None = None
     """Weights gathered ahead of their use may hold this much; None leaves it to `prefetch`."""
     bucket_bytes: int | None = None
@@ -50,9 +45,8 @@ class Choices:
 
     def key(self) -> str:
         """Return the choices as text that is equal on all ranks, whatever the order of sets."""
-        parts = (self.recompute, self.offload, self.resident, self.keep)
-        names = tuple(None if part is None else tuple(sorted(part)) for part in parts)
-        return repr((*names, self.prefetch_bytes, self.bucket_bytes))
+        recompute = None if self.recompute is None else sorted(self.recompute)
+        return repr((recompute, sorted(self.resident), self.prefetch_bytes, self.bucket_bytes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,21 +80,6 @@ class PassContext:
     params: Mapping[str, str] = field(default_factory=dict)
     """Which parameter each input of this graph holds (a shard of it, or all): input -> name.
     Follows from the graph, so it is not part of the key."""
-    bound_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
-    """Options of the passes that run, by pass. Only for the old names below; not part of the key."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an option that was a field of the context before passes had options of their own."""
-        if name not in _MOVED:
-            raise AttributeError(f"PassContext has no attribute {name!r}")
-        pass_name, option = _MOVED[name]
-        warnings.warn(
-            f"PassContext.{name} is option {option!r} of pass {pass_name!r} now: give your pass an "
-            "option of its own, as a keyword-only parameter",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.bound_options.get(pass_name, {}).get(option)
 
     def is_about(self, handle: str) -> bool:
         """Say whether these facts are about the parameters that a node names beside this handle.
@@ -113,17 +92,9 @@ class PassContext:
     def key(self) -> str:
         """Return everything a pass may depend on beside its options, as text for cache keys."""
         choices = "None" if self.choices is None else self.choices.key()
-        facts = replace(self, choices=None, params={}, bound_options={})
+        facts = replace(self, choices=None, params={})
         return f"{facts!r} {choices}"
 
-
-_MOVED = {
-    "gather_bucket_bytes": ("bucket", "gather_bytes"),
-    "reduce_bucket_bytes": ("bucket", "reduce_bytes"),
-    "prefetch_bytes": ("prefetch", "max_bytes"),
-    "sliced": ("zero1", "params"),
-}
-"""Documented fields of earlier contexts, and the options that took their place."""
 
 PassFn = Callable[..., int]
 """`(gm, ctx, *, options) -> number of edits`"""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom.graph.nodes import value_of
+from torchloom.graph.nodes import tensors_in, value_of
 from torchloom.graph.trial import value_of_call
 from torchloom.graph.writes import written
 
@@ -54,6 +56,37 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     old.graph.erase_node(old)
 
 
+def tag(node: fx.Node, policy: CheckpointPolicy) -> None:
+    """Tell the partitioner whether backward is given a value or computes it again.
+
+    Args:
+        node: of a joint graph.
+        policy: MUST_SAVE or MUST_RECOMPUTE.
+    """
+    node.meta["recompute"] = policy
+    node.meta["ac_graph_id"] = 0
+
+
+def front_as(
+    graph: fx.Graph, flat: fx.Node, shape: Sequence[int | fx.Node], name: str | None = None
+) -> fx.Node:
+    """Return the front of a padded weight in one dimension, without a copy, in a shape whose sizes may be nodes.
+
+    Args:
+        graph: of `flat`, with its insertion point set.
+        flat: the padded weight.
+        shape: of the weight.
+        name: for the node, made unique.
+    """
+    numel: int | fx.Node = math.prod(size for size in shape if isinstance(size, int))
+    for size in shape:
+        if isinstance(size, fx.Node):
+            numel = call(graph, operator.mul, (size, numel))
+    if not isinstance(numel, int) or value_of(flat).numel() != numel:
+        flat = call(graph, torch.ops.aten.slice.Tensor, (flat, 0, 0, numel))
+    return call(graph, torch.ops.aten.view.default, (flat, list(shape)), name)
+
+
 def move_before(nodes: Sequence[fx.Node], anchor: fx.Node) -> None:
     """Move nodes, in their order, to just before `anchor`."""
     for node in nodes:
@@ -86,8 +119,8 @@ def record_values(graph: fx.Graph) -> None:
 
 def _run_fake(target: Any, args: Any, kwargs: Any = None) -> Any:
     kwargs = dict(kwargs or {})
-    leaves = [*_leaves(args), *_leaves(tuple(kwargs.values()))]
-    mode = next((m for m in map(_mode, leaves) if m is not None), None)
+    tensors = tensors_in([args, *kwargs.values()])
+    mode = next((each.fake_mode for each in tensors if hasattr(each, "fake_mode")), None)
     if mode is None:
         # Tests trace with real tensors; operators without a body cannot run on them.
         with torch.device("meta"):
@@ -95,16 +128,6 @@ def _run_fake(target: Any, args: Any, kwargs: Any = None) -> Any:
             return target(*fx.node.map_aggregate(args, _to_meta), **kwargs)
     with mode:
         return _FAKES.get(target, target)(*args, **kwargs)
-
-
-def _mode(value: Any) -> Any:
-    return getattr(value, "fake_mode", None)
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def _to_meta(value: Any) -> Any:

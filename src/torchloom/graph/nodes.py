@@ -70,6 +70,11 @@ def nbytes(node: fx.Node) -> int:
     return sum(_tensor_bytes(value) for value in tensors_in(value_of(node)))
 
 
+def first_call(graph: fx.Graph) -> fx.Node:
+    """Return the first node that is not an input."""
+    return next(node for node in graph.nodes if node.op != "placeholder")
+
+
 def positions(graph: fx.Graph) -> dict[fx.Node, int]:
     """Return each node's index in execution order; stale after an edit."""
     return {node: index for index, node in enumerate(graph.nodes)}

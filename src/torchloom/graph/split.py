@@ -35,8 +35,18 @@ def split_of(joint: fx.GraphModule) -> GraphSplit | None:
         return None
     num_grads = sum(node.name.startswith("primals") for node in placeholders)
     num_outputs = len(outputs_of(joint.graph)) - num_grads
-    forward, backward = trial_partition(joint, num_outputs)
-    inputs = {node.name for node in backward.find_nodes(op="placeholder")}
+    return split_between(*trial_partition(joint, num_outputs), num_outputs)
+
+
+def split_between(forward: fx.Graph, backward: fx.Graph, num_outputs: int) -> GraphSplit:
+    """Return how two graphs divide the joint graph that they were made of.
+
+    Args:
+        forward: one of the two.
+        backward: the other one.
+        num_outputs: how many of the joint graph's outputs are forward's.
+    """
+    inputs = (node.name for node in backward.find_nodes(op="placeholder"))
     return GraphSplit(
         forward=_computed(forward),
         backward=_computed(backward),

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import fx
 
+from torchloom._torch.inductor import ops_made_in_place
 from torchloom._torch.operators import OpOverload, OpOverloadPacket
-from torchloom.graph.alias import argument
+from torchloom.graph.alias import argument, is_view
+from torchloom.graph.nodes import value_of
 from torchloom.graph.text import target_name
+
+aten = torch.ops.aten
 
 _IN_PLACE = frozenset(
     getattr(operator, name)
@@ -77,3 +83,34 @@ def _nodes(values: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(values, found.append)
     return found
+
+
+def is_only_read(value: fx.Node, beside: Collection[fx.Node] = ()) -> bool:
+    """Say whether nothing returns a value or a view of it, or may write it, also once a compiler ran it in place.
+
+    Args:
+        value: a weight, say.
+        beside: readers that do not count.
+    """
+    views = [value]
+    for view in views:  # grows while it is walked
+        for user in view.users:
+            if user in beside:
+                continue
+            if is_view(user) or _only_views(user):
+                views.append(user)
+            elif (
+                not isinstance(user.target, OpOverload)
+                or user.target._schema.is_mutable
+                or user.target in ops_made_in_place()
+            ):
+                return False
+    return True
+
+
+def _only_views(node: fx.Node) -> bool:
+    """Say whether a node returns the memory of its input, though its schema does not say so."""
+    if node.target is torch.ops.prims.convert_element_type.default:
+        source = node.all_input_nodes[0]
+        return value_of(source) is not None and value_of(source).dtype == node.args[1]
+    return node.target is aten._unsafe_view.default

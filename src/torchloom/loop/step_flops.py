@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom.costs.peaks import peak_tflops
+from torchloom.costs.hardware import peak_tflops
 from torchloom.shard import Layout
 
 _INTEGERS = (torch.int64, torch.int32)

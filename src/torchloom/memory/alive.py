@@ -103,27 +103,21 @@ def alive_at_peak(
     made = _Makers(params)
     made.read(forward, is_backward=False)
     made.read(backward, is_backward=True)
-    ahead = _at_peak(step.forward)
-    behind = _at_peak(step.backward)
-    between = list(_in_backward(step, backward, behind))
     behind_bytes = step.after_forward_bytes + step.seed_bytes + step.backward.peak_bytes
     if step.forward.peak_bytes >= behind_bytes:
-        return made.contents("forward", ahead.place, ahead.lives, step.forward)
-    return made.contents("backward", behind.place, between, step.backward)
+        place = _place_of_peak(step.forward)
+        lives = (each for each in step.forward.lives if each.spans(place))
+        return made.contents("forward", place, lives, step.forward)
+    place = _place_of_peak(step.backward)
+    return made.contents("backward", place, _in_backward(step, backward, place), step.backward)
 
 
-class _Moment(NamedTuple):
-    place: int
-    lives: list[Lifetime]
-
-
-def _at_peak(program: GraphMemory) -> _Moment:
+def _place_of_peak(program: GraphMemory) -> int:
     curve = program.curve()
-    place = max(range(len(curve)), key=lambda index: curve[index][1], default=-1)
-    return _Moment(place, [each for each in program.lives if each.spans(place)])
+    return max(range(len(curve)), key=lambda index: curve[index][1], default=-1)
 
 
-def _in_backward(step: MicroStep, backward: fx.Graph, peak: _Moment) -> Iterator[Lifetime]:
+def _in_backward(step: MicroStep, backward: fx.Graph, place: int) -> Iterator[Lifetime]:
     """Yield what is alive at backward's peak, also what forward left and the caller holds."""
     start = step.kept | step.seeds
     # Saved states of generators come under another name and fake storage: in order, by their size.
@@ -131,12 +125,13 @@ def _in_backward(step: MicroStep, backward: fx.Graph, peak: _Moment) -> Iterator
     for each in step.backward.lives:
         if each.begin < 0 and each.storage not in start:
             twins[each.num_bytes].append(each)
-    yield from (each for each in peak.lives if each.begin >= 0 or each.storage in start)
+    alive = (each for each in step.backward.lives if each.spans(place))
+    yield from (each for each in alive if each.begin >= 0 or each.storage in start)
     owned = {each.storage for each in step.backward.lives}
     for each in step.forward.lives:
         if each.storage in step.kept and each.storage not in owned:
             same = twins.get(each.num_bytes)
-            if not same or same.pop(0).spans(peak.place):
+            if not same or same.pop(0).spans(place):
                 yield each
     for node in backward.find_nodes(op="placeholder"):
         for storage, num_bytes in storages_of(node).items():

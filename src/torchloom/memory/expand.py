@@ -107,7 +107,6 @@ class _JointCall:
         self._call, self._name = call, args_of(call)[0]
         self._body = body_of(self._name)
         self._joint = self._body.joint_graph
-        self._own: dict[fx.Node, fx.Node] = {}
         self._copies = _Copies(call)
         nodes = [n for n in self._joint.nodes if n.op not in ("placeholder", "output")]
         # Constants are there from the beginning.
@@ -123,18 +122,16 @@ class _JointCall:
     @property
     def part(self) -> CalledPart:
         """What it has become."""
-        computed = (node for node in self._forward if node.op == "call_function")
-        names = {self._own[node]: node.name for node in computed}
-        results = tuple(self._own[node] for node in self._results)
+        own = self._copies.own
+        names = {own[node]: node.name for node in self._forward if node.op == "call_function"}
+        results = tuple(own[node] for node in self._results)
         return CalledPart(self._name, args_of(self._call)[1], names, results)
 
     def run_forward(self, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
         """Append the nodes of forward; return the results."""
         given = [env[each] for each in inputs_of(self._call)]
-        self._copies.give(self._inputs[: len(given)], given, self._own)
-        self._copies.name_results(self._results, self._call)
-        self._copies.copy(graph, self._forward, self._own)
-        return [self._own[node] for node in self._results]
+        inputs = self._inputs[: len(given)]
+        return self._copies.append(graph, self._forward, inputs, given, self._results, self._call)
 
     def run_backward(
         self, graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]
@@ -143,23 +140,17 @@ class _JointCall:
         tangents = self._inputs[len(inputs_of(self._call)) :]
         kept = args_of(call)[2]
         given = [env[each] for each in kept[len(kept) - len(tangents) :]]
-        self._copies.give(tangents, given, self._own)
-        self._copies.name_results(self._grads, call)
-        self._copies.copy(graph, self._backward, self._own)
-        return [self._own[node] for node in self._grads]
+        return self._copies.append(graph, self._backward, tangents, given, self._grads, call)
 
 
 def _inlined(graph: fx.Graph, call: fx.Node, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """Append a body's nodes to a graph; return what the call returns."""
     half = half_of_node(call).graph_module.graph
-    own: dict[fx.Node, fx.Node] = {}
-    copies = _Copies(call)
     given = [env[each] for each in inputs_of(call)]
-    copies.give(half.find_nodes(op="placeholder"), given, own)
     results: Any = half.output_node().args[0]
-    copies.name_results(results, call)
-    copies.copy(graph, (n for n in half.nodes if n.op not in ("placeholder", "output")), own)
-    return [own[node] for node in results]
+    inputs = half.find_nodes(op="placeholder")
+    nodes = [node for node in half.nodes if node.op not in ("placeholder", "output")]
+    return _Copies(call).append(graph, nodes, inputs, given, results, call)
 
 
 class _Copies:
@@ -173,26 +164,38 @@ class _Copies:
         name, number, *_ = args_of(call)
         modules = body_of(name).modules
         self._call = call
+        self.own: dict[fx.Node, fx.Node] = {}
+        """By the body's nodes: their copies, and what is given for its inputs."""
         self._storages = CallStorages(f"{number} {call.name}")
         self._own_module = next(iter(modules.values()), "")
         self._module = modules.get(number, self._own_module)
 
-    def give(
-        self, inputs: Iterable[fx.Node], given: Sequence[fx.Node], own: dict[fx.Node, fx.Node]
-    ) -> None:
-        """Say which nodes of the calling graph are inputs of the body."""
+    def append(
+        self,
+        graph: fx.Graph,
+        nodes: Iterable[fx.Node],
+        inputs: Iterable[fx.Node],
+        given: Sequence[fx.Node],
+        results: Sequence[fx.Node],
+        call: fx.Node,
+    ) -> list[fx.Node]:
+        """Append copies of nodes to the calling graph; return those of the results.
+
+        Args:
+            graph: what is made of the calling graph.
+            nodes: of the body, in order.
+            inputs: of the body.
+            given: what the calling graph gives for them.
+            results: of the body, which lie where what picks them in the calling graph lies.
+            call: of the body's forward or backward.
+        """
+        own = self.own
         for inside, outside in zip(inputs, given, strict=True):
             own[inside] = outside
             self._storages.name_as(value_of(inside), outside)
-
-    def name_results(self, results: Sequence[fx.Node], call: fx.Node) -> None:
-        """Let results lie where what picks them in the calling graph lies."""
         for node, pick in zip(results, _picks(call, len(results)), strict=True):
             if pick is not None:
                 self._storages.name_as(value_of(node), pick)
-
-    def copy(self, graph: fx.Graph, nodes: Iterable[fx.Node], own: dict[fx.Node, fx.Node]) -> None:
-        """Append copies of nodes, which are noted as the body's own."""
         for node in nodes:
             new = own[node] = graph.create_node(
                 node.op,
@@ -205,6 +208,7 @@ class _Copies:
             for key in _STACKS:
                 if node.meta.get(key):
                     new.meta[key] = _in_module(node.meta[key], self._own_module, self._module)
+        return [own[node] for node in results]
 
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")

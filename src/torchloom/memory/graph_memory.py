@@ -8,7 +8,7 @@ generation (`x = None` behind the last use), torch's calling convention for boxe
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,10 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import args_of, is_view_op, value_of, viewed
-from torchloom.memory.call_peaks import CallPeaks
 from torchloom.memory.storages import Storage, storages_of
 from torchloom.memory.transit import Transit
 from torchloom.memory.workspace import Probed
-from torchloom.ops.regions import inputs_of, is_call_of_body
+from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
 
 Probe = Callable[[fx.Node], Probed | None]
 """What an operator was found to allocate; see `WorkspaceTable`."""
@@ -77,11 +76,6 @@ class GraphMemory:
             found.append((live - step.freed_bytes, live + step.workspace_bytes))
             live -= step.freed_bytes
         return found
-
-    @property
-    def end_bytes(self) -> int:
-        """Change of live bytes from the start to the end."""
-        return sum(step.allocated_bytes - step.freed_bytes for step in self.steps)
 
 
 def graph_memory_of(
@@ -173,18 +167,68 @@ def _beside_calls(
 
     Less than nothing where a body frees more than it returns before it returns it.
     """
-
-    def program(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node], **more: Any) -> int:
-        return graph_memory_of(nodes, outputs, probe=probe, **more).peak_bytes
-
-    peaks, found = CallPeaks(program), {}
-    by_place: dict[int, dict[Storage, int]] = {}
-    for storage, index in ends.items():
-        by_place.setdefault(index, {})[storage] = owned[storage]
+    peaks, found = _CallPeaks(probe), {}
     for index, node in enumerate(order):
         if is_call_of_body(node):
             operands = [parts.get(each, {}) for each in inputs_of(node)]
-            found[node] = peaks.of(node, operands, by_place.get(index, {})) - fresh[index]
+            freed = {storage: owned[storage] for storage, end in ends.items() if end == index}
+            found[node] = peaks.of(node, operands, freed) - fresh[index]
+    return found
+
+
+class _CallPeaks:
+    """Peaks of the calls of bodies in one graph: of their halves, run with what the calling graph gives them.
+
+    A body that is called like another one, with operands that die in the same places, has the same peak: it is
+    simulated once for all of them.
+    """
+
+    def __init__(self, probe: Probe | None) -> None:
+        self._probe = probe
+        self._known: dict[Hashable, int] = {}
+
+    def of(
+        self,
+        call: fx.Node,
+        operands: Sequence[Mapping[Storage, int]],
+        freed: Mapping[Storage, int],
+    ) -> int:
+        """Return the highest sum of bytes while a body runs, above what was live before its call.
+
+        Args:
+            call: the node.
+            operands: storages of what it takes.
+            freed: of these, with their bytes, those that nobody reads afterwards: the body frees them.
+        """
+        graph = half_of_node(call).graph_module.graph
+        inputs = graph.find_nodes(op="placeholder")
+        sizes: dict[Storage, int] = {}
+        for storage, index in _ends(graph, operands, freed).items():
+            for own in storages_of(inputs[index]):
+                sizes[own] = sizes.get(own, 0) + freed[storage]
+        key = graph, frozenset(sizes.items())
+        if key not in self._known:
+            taken = {own for node in inputs for own in storages_of(node)}
+            outputs: Any = graph.output_node().all_input_nodes
+            held = taken - sizes.keys()
+            program = graph_memory_of(
+                graph.nodes, outputs, held=held, sizes=sizes, probe=self._probe
+            )
+            self._known[key] = program.peak_bytes
+        return self._known[key]
+
+
+def _ends(
+    graph: fx.Graph, operands: Sequence[Mapping[Storage, int]], freed: Mapping[Storage, int]
+) -> dict[Storage, int]:
+    """Return the operand with which each storage dies: of several that are one storage, the one read last."""
+    inputs = graph.find_nodes(op="placeholder")
+    last_use = {used: at for at, node in enumerate(graph.nodes) for used in node.all_input_nodes}
+    found: dict[Storage, int] = {}
+    for index, outside in enumerate(operands):
+        for storage in outside.keys() & freed.keys():
+            other = found.get(storage, index)
+            found[storage] = max(other, index, key=lambda i: last_use.get(inputs[i], -1))
     return found
 
 

@@ -17,9 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom.graph import forward_nodes, value_of
 from torchloom.memory.graph_memory import Probe
-from torchloom.memory.micro_step import MUTATIONS
+from torchloom.memory.micro_step import MUTATIONS, is_kept
 from torchloom.memory.storages import Storage, storages_of
-from torchloom.memory.tangents import is_kept
 
 _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -63,8 +62,6 @@ class JointModel:
     """Storages that live before and after: parameters, the batch, constants."""
     returned: set[int]
     """Storages of forward's results, which the caller holds through backward."""
-    written: set[int]
-    """Storages that are copied into inputs behind forward, and dropped."""
     seeds: set[int]
     """Storages of the gradients of results."""
     roots: set[int]
@@ -97,13 +94,10 @@ class JointModel:
         return Peaks(up, down, live, again)
 
     def saved(self, dropped: Callable[[int], bool]) -> list[int]:
-        """Return the values of the forward half that backward reads and does not compute."""
-        needed = bytearray(len(self.nodes))
-        for index in self.gradients:
-            needed[index] = 1
-        found = []
+        """Return the values of the forward half that backward reads and does not compute, the last one first."""
+        needed, found = self._marked(self.gradients), []
         # Nodes stand behind what they read: one sweep from the end sees every reader first.
-        for index in range(len(self.nodes) - 1, -1, -1):
+        for index in reversed(range(len(needed))):
             if not needed[index]:
                 continue
             if self.in_forward[index] and (self.is_input[index] or not dropped(index)):
@@ -113,18 +107,21 @@ class JointModel:
                     needed[used] = 1
         return found
 
+    def _marked(self, indices: Iterable[int]) -> bytearray:
+        marks = bytearray(len(self.nodes))
+        for index in indices:
+            marks[index] = 1
+        return marks
+
     def _needed(self, wanted: Iterable[int], given: Iterable[int]) -> bytearray:
         """Return a mark for each node that the wanted ones need, down to the given ones."""
-        needed = bytearray(len(self.nodes))
-        stops = bytearray(len(self.nodes))
-        for index in given:
-            stops[index] = 1
-        for index in wanted:
-            needed[index] = not stops[index]
-        for index in range(len(self.nodes) - 1, -1, -1):
-            if needed[index]:
+        needed, stops = self._marked(wanted), self._marked(given)
+        for index in reversed(range(len(needed))):
+            if stops[index]:
+                needed[index] = 0
+            elif needed[index]:
                 for used in self.inputs[index]:
-                    needed[used] = not stops[used]
+                    needed[used] = 1
         return needed
 
     def _forward_order(self, saved: Iterable[int]) -> list[int]:
@@ -138,11 +135,9 @@ class JointModel:
         on, each node in order, preceded by what it needs.
         """
         needed = self._needed(self.gradients, saved)
-        placed = bytearray(
-            is_input and mark for is_input, mark in zip(self.is_input, needed, strict=True)
-        )
-        for index in saved:
-            placed[index] = 1
+        placed = self._marked(saved)
+        for index, is_input in enumerate(self.is_input):
+            placed[index] |= is_input
         order: list[int] = []
         for index in range(self.first_of_backward, len(self.nodes)):
             if not needed[index] or placed[index]:
@@ -236,7 +231,6 @@ def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -
         gradients=[index_of[v] for v in gradients],
         held=parts(given),
         returned=parts(v for v, role in results if role not in MUTATIONS) - written,
-        written=written,
         seeds=parts(tangents),
         roots=parts(n for n in tangents if is_kept(value_of(n))),
         first_of_backward=min(readers, default=len(nodes)),

@@ -13,13 +13,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
+from torchloom._torch.facts import keeps_tangents
 from torchloom.graph import value_of
 from torchloom.memory.graph_memory import GraphMemory, Probe, graph_memory_of
 from torchloom.memory.storages import Storage, storages_of
-from torchloom.memory.tangents import is_kept
 from torchloom.memory.transit import Transit, regathered_at
 
 
@@ -32,9 +33,6 @@ class MicroStep:
     after_forward_bytes: int
     """Saved values and results, between the two."""
     seed_bytes: int
-    gradient_bytes: int
-    """Gradients that backward allocates and returns."""
-    held: frozenset[Storage] = field(repr=False, default=frozenset())
     kept: frozenset[Storage] = field(repr=False, default=frozenset())
     """What forward leaves: saved values and results."""
     seeds: frozenset[Storage] = field(repr=False, default=frozenset())
@@ -103,11 +101,18 @@ def micro_step(
         backward=behind,
         after_forward_bytes=sum(kept.values()),
         seed_bytes=sum(seeds.values()),
-        gradient_bytes=sum(behind.results.values()),
-        held=frozenset(inputs),
         kept=frozenset(kept),
         seeds=frozenset(seeds),
     )
+
+
+def is_kept(tangent: Any) -> bool:
+    """Say whether a gradient of a result, a tensor or a fake one, lives until the end of backward.
+
+    Who calls `backward()` holds the gradient of the loss. Those of other results end when they have been read,
+    but for torch 2.11 and 2.12, where autograd's frame holds them.
+    """
+    return keeps_tangents() or getattr(tangent, "ndim", None) == 0
 
 
 RESULTS = ("PlainAOTOutput", "IntermediateBaseAOTOutput", "MetadataMutationAOTOutput")

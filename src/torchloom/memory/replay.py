@@ -18,8 +18,7 @@ from torch import Tensor, fx
 from torchloom._torch.tensors import fake_mode, layout_hint, size_hint
 from torchloom.graph import value_of
 from torchloom.memory.ledger import Ledger
-from torchloom.memory.micro_step import RESULTS
-from torchloom.memory.tangents import is_kept
+from torchloom.memory.micro_step import RESULTS, is_kept
 from torchloom.memory.transit import Transit, Weight
 from torchloom.memory.workspace import WorkspaceTable
 from torchloom.pieces.wrapper import load_wrapper

@@ -9,6 +9,7 @@ the sum when it returned.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -140,24 +141,16 @@ _MARK = "torchloom.workspace#"
 
 
 def _workspaces(events: list[Any], ranges: list[Signature]) -> dict[Signature, int]:
-    spans = {}
-    for event in events:
-        if event.name().startswith(_MARK):
-            start = event.start_ns()
-            spans[int(event.name()[len(_MARK) :])] = (start, start + event.duration_ns())
-    memory = sorted(
-        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"),
-        key=lambda each: each[0],
-    )
+    marks = [event for event in events if event.name().startswith(_MARK)]
+    spans = {int(e.name()[len(_MARK) :]): (e.start_ns(), e.duration_ns()) for e in marks}
+    memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    memory.sort(key=lambda each: each[0])  # of one moment in the order of events
     found: dict[Signature, int] = {}
     for index, signature in enumerate(ranges):
-        begin, end = spans.get(index, (0, -1))
-        live = highest = 0
-        for at, num_bytes in memory:
-            if begin <= at <= end:
-                live += num_bytes
-                highest = max(highest, live)
-        found[signature] = highest - live
+        begin, length = spans.get(index, (0, -1))
+        inside = (num_bytes for at, num_bytes in memory if 0 <= at - begin <= length)
+        sums = [0, *itertools.accumulate(inside)]
+        found[signature] = max(sums) - sums[-1]
     return found
 
 

@@ -7,7 +7,9 @@ its function; a key of the configuration that sets one names it: `used(..., opti
 
 from __future__ import annotations
 
-from torchloom.graph.contract import GraphPass
+from typing import Any
+
+from torchloom.graph.contract import GraphPass, PassFn
 from torchloom.passes.bucket import bucket
 from torchloom.passes.cast_gathers import cast_gathers
 from torchloom.passes.dedupe_gathers import dedupe_gathers
@@ -26,60 +28,39 @@ from torchloom.passes.zero1 import zero1
 from torchloom.passes.zero2 import zero2
 from torchloom.passes.zero3 import zero3
 
+_ZERO, _TRANSFERS = frozenset({"zero"}), frozenset({"transfers"})
+_STAGES = frozenset({"zero1", "zero2", "zero3"})
+
+
+def _joint(fn: PassFn, **needs: Any) -> GraphPass:
+    return GraphPass(name=fn.__name__, fn=fn, stage="joint", **needs)
+
+
+def _lowered(fn: PassFn, **needs: Any) -> GraphPass:
+    return GraphPass(name=fn.__name__, fn=fn, stage="lowered", **needs)
+
+
 PASSES: dict[str, GraphPass] = {
     each.name: each
     for each in (
-        GraphPass(name="dedupe_gathers", fn=dedupe_gathers, stage="joint"),
-        GraphPass(name="elide_copies", fn=elide_copies, stage="joint"),
-        GraphPass(name="cast_gathers", fn=cast_gathers, stage="joint"),
-        GraphPass(
-            name="zero1",
-            fn=zero1,
-            stage="joint",
-            provides=frozenset({"zero"}),
-            conflicts_with=frozenset({"zero2", "zero3"}),
-        ),
-        GraphPass(
-            name="zero2",
-            fn=zero2,
-            stage="joint",
-            provides=frozenset({"zero"}),
-            conflicts_with=frozenset({"zero1", "zero3"}),
-        ),
-        GraphPass(
-            name="zero3",
-            fn=zero3,
-            stage="joint",
-            provides=frozenset({"zero"}),
-            conflicts_with=frozenset({"zero1", "zero2"}),
-        ),
-        GraphPass(
-            name="offload_parameters",
-            fn=offload_parameters,
-            stage="joint",
-            requires=frozenset({"zero"}),
-        ),
-        GraphPass(name="offload_activation", fn=offload_activation, stage="joint"),
-        GraphPass(name="free_activation", fn=free_activation, stage="joint"),
-        GraphPass(name="recompute", fn=recompute, stage="joint"),
-        GraphPass(name="symmetric_gathers", fn=symmetric_gathers, stage="lowered"),
-        GraphPass(name="place", fn=place, stage="lowered", provides=frozenset({"transfers"})),
-        GraphPass(
-            name="selective_gather",
-            fn=selective_gather,
-            stage="lowered",
-            requires=frozenset({"transfers"}),
-        ),
-        GraphPass(name="bucket", fn=bucket, stage="lowered", requires=frozenset({"transfers"})),
-        GraphPass(name="prefetch", fn=prefetch, stage="lowered", requires=frozenset({"transfers"})),
-        GraphPass(
-            name="overlap_copies",
-            fn=overlap_copies,
-            stage="lowered",
-            requires=frozenset({"transfers"}),
-        ),
-        GraphPass(name="free_saved", fn=free_saved, stage="lowered"),
-        GraphPass(name="offload_opt_states", fn=offload_opt_states, stage="lowered"),
+        _joint(dedupe_gathers),
+        _joint(elide_copies),
+        _joint(cast_gathers),
+        _joint(zero1, provides=_ZERO, conflicts_with=_STAGES - {"zero1"}),
+        _joint(zero2, provides=_ZERO, conflicts_with=_STAGES - {"zero2"}),
+        _joint(zero3, provides=_ZERO, conflicts_with=_STAGES - {"zero3"}),
+        _joint(offload_parameters, requires=_ZERO),
+        _joint(offload_activation),
+        _joint(free_activation),
+        _joint(recompute),
+        _lowered(symmetric_gathers),
+        _lowered(place, provides=_TRANSFERS),
+        _lowered(selective_gather, requires=_TRANSFERS),
+        _lowered(bucket, requires=_TRANSFERS),
+        _lowered(prefetch, requires=_TRANSFERS),
+        _lowered(overlap_copies, requires=_TRANSFERS),
+        _lowered(free_saved),
+        _lowered(offload_opt_states),
     )
 }
 

@@ -3,8 +3,8 @@
     before   x ... last forward use ....................... backward use of x
     after    x ... last forward use, h = offload(x) ....... y = reload(h), backward use of y
 
-The pass moves the activations that the plan names; without a plan, all of at least `min_bytes` that the
-partitioner would keep; of a view, the whole base. Backward recomputes from the reloaded y.
+Without a plan, the pass moves all activations of at least `min_bytes` that the
+partitioner would keep; of a view, the whole base. A plan names those that move. Backward recomputes from the reloaded y.
 
 Values other than floating point, graph inputs and outputs and their views, symbolic shapes, and inputs of a
 recomputed random operator stay. Changes no values.
@@ -31,6 +31,7 @@ from torchloom.graph import (
     positions,
     readers,
     split_of,
+    tag,
     value_of,
 )
 
@@ -42,24 +43,17 @@ def offload_activation(
 
     Args:
         gm: a joint graph; edited in place.
-        ctx: its plan may name the activations (`choices.offload`).
-        min_bytes: smaller activations stay on the device, unless the plan names them.
+        ctx: not used.
+        min_bytes: smaller activations stay on the device.
         pin_memory: whether host copies are page-locked where the device can use it.
     """
+    split = split_of(gm)
+    if split is None:
+        return 0
     owner = movable(gm.graph)
-    if ctx.choices is None or ctx.choices.offload is None:
-        split = split_of(gm)
-        if split is None:
-            return 0
-        saved = [owner[node] for node in owner if node.name in split.saved]
-        chosen = [node for node in saved if nbytes(node) >= min_bytes]
-    else:
-        chosen = _kept(gm.graph, ctx.choices.offload)
-        split = split_of(gm) if chosen else None
-        if split is None:
-            return 0
-    move = _Move(gm.graph, split, pin_memory)
-    return move.run(list(dict.fromkeys(chosen)))
+    saved = [owner[node] for node in owner if node.name in split.saved]
+    chosen = [node for node in saved if nbytes(node) >= min_bytes]
+    return _Move(gm.graph, split, pin_memory).run(list(dict.fromkeys(chosen)))
 
 
 def offload_named(
@@ -79,16 +73,10 @@ def offload_named(
     Raises:
         ValueError: a name is not in this graph, or cannot leave the device.
     """
-    chosen = _kept(gm.graph, names)
+    chosen = _named(gm.graph, movable(gm.graph), names)
+    for node in chosen:  # the partitioner could prefer to compute them again
+        tag(node, CheckpointPolicy.MUST_SAVE)
     return _Move(gm.graph, split, pin).run(list(dict.fromkeys(chosen)))
-
-
-def _kept(graph: fx.Graph, names: frozenset[str]) -> list[fx.Node]:
-    """Return named activations, tagged: the partitioner could prefer to compute them again."""
-    chosen = _named(graph, movable(graph), names)
-    for node in chosen:
-        _keep(node)
-    return chosen
 
 
 class _Move:
@@ -131,7 +119,7 @@ class _Move:
         for node in forward_nodes(self.graph):
             if node in reloads or not reloads.isdisjoint(node.all_input_nodes):
                 reloads.add(node)
-                _drop(node)
+                tag(node, CheckpointPolicy.MUST_RECOMPUTE)
 
     def _map_gradients(self, back: dict[fx.Node, fx.Node]) -> None:
         """Let gradients among the graph's outputs be the nodes of backward, not those of forward."""
@@ -182,7 +170,7 @@ class _Move:
         with self.graph.inserting_after(uses[-1] if uses else node):
             host = call(self.graph, ops.offload, (node, self.pin), name=f"{node.name}_host")
         mark_host(host)
-        _keep(host)
+        tag(host, CheckpointPolicy.MUST_SAVE)
         return host
 
     def _reload(self, node: fx.Node, host: fx.Node, after: fx.Node) -> fx.Node:
@@ -191,16 +179,6 @@ class _Move:
             back = call(self.graph, ops.reload, (host, device), name=f"{node.name}_back")
         back.meta.update(MUST_BE_IN_BACKWARD)
         return back
-
-
-def _keep(node: fx.Node) -> None:
-    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    node.meta["ac_graph_id"] = 0
-
-
-def _drop(node: fx.Node) -> None:
-    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    node.meta["ac_graph_id"] = 0
 
 
 def _named(graph: fx.Graph, owner: dict[fx.Node, fx.Node], names: frozenset[str]) -> list[fx.Node]:

@@ -8,13 +8,13 @@ The shard on the device is freed after each gather; backward reloads again. Chan
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, find, value_of
+from torchloom.graph import PassContext, args_of, call, find, nbytes, tag, value_of
 
 
 def offload_parameters(
@@ -34,8 +34,7 @@ def offload_parameters(
         with gm.graph.inserting_before(node):
             args = (shard, value_of(shard).device)
             back = call(gm.graph, ops.reload, args, name=f"{shard.name}_back")
-        back.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        back.meta["ac_graph_id"] = 0
+        tag(back, CheckpointPolicy.MUST_RECOMPUTE)
         node.args = (back, *args_of(node)[1:])
     return len(nodes)
 
@@ -43,3 +42,24 @@ def offload_parameters(
 def _names_one_of(gather: fx.Node, chosen: Collection[str], ctx: PassContext) -> bool:
     *_, handle, param = args_of(gather)
     return ctx.is_about(handle) and param in chosen
+
+
+def reloaded_bytes(joint: fx.GraphModule) -> dict[str, int]:
+    """Return the bytes of the shards that wait on the host, by the names of parameters."""
+    return {name: nbytes(reload) for name, reload in _reloads(joint)}
+
+
+def keep_shards(joint: fx.GraphModule, names: Collection[str]) -> None:
+    """Remove the reloads of these parameters: their gathers read a shard that stays on the device."""
+    # A shard that is gathered in two dtypes is reloaded once.
+    for reload in dict.fromkeys(each for name, each in _reloads(joint) if name in names):
+        reload.replace_all_uses_with(args_of(reload)[0])
+        joint.graph.erase_node(reload)
+
+
+def _reloads(joint: fx.GraphModule) -> Iterator[tuple[str, fx.Node]]:
+    """Yield what reloads shards from the host, with the names of their parameters."""
+    for gather in find(joint.graph, ops.gather):
+        shard = args_of(gather)[0]
+        if shard.target is ops.reload:
+            yield args_of(gather)[-1], shard

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from torchloom.graph import PassContext, move_after, move_before, positions, readers
+from torchloom.graph import PassContext, first_call, move_after, move_before, positions, readers
 from torchloom.ops.match import Transfer, offloads, reloads
 
 
@@ -74,7 +74,7 @@ def _hoist_reloads(graph: fx.Graph, limits: _Limits) -> int:
     for copy in copies:
         move_before([copy.start, *copy.results, copy.wait], use[copy.start])
     where = positions(graph)
-    inputs_end = _head(graph).prev
+    inputs_end = first_call(graph).prev
     for index, copy in enumerate(copies):
         # All that were issued before and are not used yet, when this one is issued.
         ahead: list[Transfer] = []
@@ -97,10 +97,6 @@ def _hoist_reloads(graph: fx.Graph, limits: _Limits) -> int:
 def _first_reader(copy: Transfer, graph: fx.Graph, where: dict[fx.Node, int]) -> fx.Node:
     users = [user for pick in copy.results for user in pick.users if user is not copy.wait]
     return min(users, key=where.__getitem__, default=graph.output_node())
-
-
-def _head(graph: fx.Graph) -> fx.Node:
-    return next(node for node in graph.nodes if node.op != "placeholder")
 
 
 def _num_moved(graph: fx.Graph, copies: list[Transfer], before: dict[fx.Node, int]) -> int:

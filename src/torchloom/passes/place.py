@@ -10,11 +10,9 @@ Start and wait stand together; `bucket`, `prefetch` and `overlap_copies` move th
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 
 from torchloom import ops
@@ -24,66 +22,66 @@ from torchloom.graph import (
     args_of,
     call,
     find,
+    first_call,
+    front_as,
     is_on_host,
     mark_host,
     replace,
-    value_of,
 )
-
-aten = torch.ops.aten
 
 
 def place(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Expand every traced operator; return how many."""
     graph = gm.graph
-    num_placed = 0
-    for node in find(graph, ops.gather):
-        _place_gather(graph, node, ctx.world_size)
-        num_placed += 1
-    for node in find(graph, ops.reduce):
-        grad, shard_numel, dtype, wire_dtype, handle, param = args_of(node)
-        args = ([grad], [param], [shard_numel], dtype, wire_dtype, handle)
-        _place_reduction(graph, node, ops.reduce_start, args)
-        num_placed += 1
-    for node in find(graph, ops.sync):
-        grad, dtype, wire_dtype, own_slice, handle, param = args_of(node)
-        args = ([grad], [param], dtype, wire_dtype, own_slice, handle)
-        _keep_strides(grad)
-        _place_reduction(graph, node, ops.sync_start, args)
-        num_placed += 1
-    for node in find(graph, ops.offload):
-        x, *pin = args_of(node)
-        _keep_strides(x)
-        _place_copy(graph, node, ops.offload_start, ([x], *pin), before=node)
-        num_placed += 1
-    for node in find(graph, ops.reload):
-        host, device = args_of(node)
-        before = _head(graph) if host.op == "placeholder" else node
-        _place_copy(graph, node, ops.reload_start, ([host], device), before=before)
-        num_placed += 1
-    return num_placed
+    traced = {op: find(graph, op) for op in _PLACED}
+    for op, nodes in traced.items():
+        for node in nodes:
+            _PLACED[op](graph, node, ctx)
+    return sum(map(len, traced.values()))
 
 
-def _place_gather(graph: fx.Graph, node: fx.Node, world_size: int) -> None:
+def _place_gather(graph: fx.Graph, node: fx.Node, ctx: PassContext) -> None:
     shard, shape, dtype, _wire_dtype, handle, param = args_of(node)
     with graph.inserting_before(node):
-        args = ([shard], [param], dtype, world_size, handle)
+        args = ([shard], [param], dtype, ctx.world_size, handle)
         flat = _start_and_wait(graph, ops.gather_start, args, param)
-        flat = _without_padding(graph, flat, shape)
-        weight = call(graph, aten.view.default, (flat, list(shape)), name=_name(param))
+        weight = front_as(graph, flat, shape, _name(param))
     weight.meta["recompute"] = node.meta.get("recompute")
     replace(node, weight)
 
 
-def _without_padding(graph: fx.Graph, flat: fx.Node, shape: Sequence[int | fx.Node]) -> fx.Node:
-    """Return the front of `flat` that is a weight of `shape`, whose sizes may be values of the graph."""
-    numel: int | fx.Node = math.prod(size for size in shape if isinstance(size, int))
-    for size in shape:
-        if isinstance(size, fx.Node):
-            numel = call(graph, operator.mul, (size, numel))
-    if isinstance(numel, int) and value_of(flat).numel() == numel:
-        return flat
-    return call(graph, aten.slice.Tensor, (flat, 0, 0, numel))
+def _place_reduce(graph: fx.Graph, node: fx.Node, ctx: PassContext) -> None:
+    grad, shard_numel, dtype, wire_dtype, handle, param = args_of(node)
+    args = ([grad], [param], [shard_numel], dtype, wire_dtype, handle)
+    _place_reduction(graph, node, ops.reduce_start, args)
+
+
+def _place_sync(graph: fx.Graph, node: fx.Node, ctx: PassContext) -> None:
+    grad, dtype, wire_dtype, own_slice, handle, param = args_of(node)
+    args = ([grad], [param], dtype, wire_dtype, own_slice, handle)
+    _keep_strides(grad)
+    _place_reduction(graph, node, ops.sync_start, args)
+
+
+def _place_offload(graph: fx.Graph, node: fx.Node, ctx: PassContext) -> None:
+    x, *pin = args_of(node)
+    _keep_strides(x)
+    _place_copy(graph, node, ops.offload_start, ([x], *pin), before=node)
+
+
+def _place_reload(graph: fx.Graph, node: fx.Node, ctx: PassContext) -> None:
+    host, device = args_of(node)
+    before = first_call(graph) if host.op == "placeholder" else node
+    _place_copy(graph, node, ops.reload_start, ([host], device), before=before)
+
+
+_PLACED = {
+    ops.gather: _place_gather,
+    ops.reduce: _place_reduce,
+    ops.sync: _place_sync,
+    ops.offload: _place_offload,
+    ops.reload: _place_reload,
+}
 
 
 def _place_reduction(graph: fx.Graph, node: fx.Node, start: object, args: Sequence[object]) -> None:
@@ -112,11 +110,6 @@ def _keep_strides(x: fx.Node) -> None:
     arrived.
     """
     x.meta[REALIZED_TO_STRIDES] = True
-
-
-def _head(graph: fx.Graph) -> fx.Node:
-    """Return the first node that is not an input."""
-    return next(node for node in graph.nodes if node.op != "placeholder")
 
 
 def _start_and_wait(graph: fx.Graph, start: object, args: Sequence[object], param: str) -> fx.Node:

@@ -14,9 +14,7 @@ from __future__ import annotations
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom.graph import PassContext, droppable, forward_nodes, source_of
-
-SAVE, DROP = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
+from torchloom.graph import PassContext, droppable, forward_nodes, source_of, tag
 
 
 def recompute(gm: fx.GraphModule, ctx: PassContext) -> int:
@@ -34,8 +32,7 @@ def recompute(gm: fx.GraphModule, ctx: PassContext) -> int:
         )  # constants are cheaper to make again than to keep
         drop = is_chosen or source.op != "call_function" or (node is not source and _views(node))
         num_dropped += is_chosen and node is source
-        node.meta["recompute"] = DROP if drop else SAVE
-        node.meta["ac_graph_id"] = 0
+        tag(node, CheckpointPolicy.MUST_RECOMPUTE if drop else CheckpointPolicy.MUST_SAVE)
     return num_dropped
 
 

@@ -12,20 +12,11 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import fx
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, call, mark_fetched, value_of, viewed, written
+from torchloom.graph import PassContext, args_of, call, is_only_read, mark_fetched, value_of
 from torchloom.ops.match import Transfer, gathers, reloads
-
-aten = torch.ops.aten
-
-# A compiler may run these in place in their first argument once no other node reads it.
-_OVERWRITES = (
-    *("index_put", "scatter", "index_copy", "index_add", "aten.copy.", "all_reduce", "_foreach"),
-    *("auto_functionalized", "triton_kernel"),
-)
 
 
 def selective_gather(gm: fx.GraphModule, ctx: PassContext) -> int:
@@ -46,7 +37,7 @@ def _replace_members(
     if not ctx.is_about(handle):
         return 0
     stays = [
-        name not in chosen or not _only_read(pick, transfer.wait)
+        name not in chosen or not is_only_read(pick, {transfer.wait})
         for name, pick in zip(names, transfer.results, strict=True)
     ]
     if all(stays):
@@ -96,22 +87,3 @@ def _drop_unread_reloads(graph: fx.Graph, ctx: PassContext) -> None:
         if pieces_only and all(set(pick.users) <= {transfer.wait} for pick in transfer.results):
             for node in (transfer.wait, *transfer.results, transfer.start):
                 graph.erase_node(node)
-
-
-def _only_read(weight: fx.Node, wait: fx.Node) -> bool:
-    """Say whether no user of a weight or of its views returns it or may write to it."""
-    views = [weight]
-    for view in views:  # grows while it is walked
-        for user in view.users:
-            if user is wait:
-                continue
-            name = str(user.target)
-            if (
-                user.op == "output"
-                or view in written(user)
-                or any(mark in name for mark in _OVERWRITES)
-            ):
-                return False
-            if viewed(user) is not None or user.target is aten._unsafe_view.default:
-                views.append(user)
-    return True

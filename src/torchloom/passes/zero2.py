@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
-from torchloom.graph import PassContext, args_of, find
+from torchloom.graph import PassContext, args_of, find, tag
 from torchloom.ops.match import with_views
 
 
@@ -24,9 +24,7 @@ def zero2(gm: fx.GraphModule, ctx: PassContext) -> int:
         *_, handle, param = args_of(node)
         if ctx.is_about(handle) and param in resident:
             for link in with_views(node):
-                link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-                link.meta["ac_graph_id"] = 0
-            continue
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        node.meta["ac_graph_id"] = 0
+                tag(link, CheckpointPolicy.MUST_RECOMPUTE)
+        else:
+            tag(node, CheckpointPolicy.MUST_SAVE)
     return len(nodes)

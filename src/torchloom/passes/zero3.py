@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
-from torchloom.graph import PassContext, find
+from torchloom.graph import PassContext, find, tag
 from torchloom.ops.match import with_views
 
 
@@ -21,6 +21,5 @@ def zero3(gm: fx.GraphModule, ctx: PassContext) -> int:
     nodes = find(gm.graph, ops.gather)
     for node in nodes:
         for link in with_views(node):
-            link.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-            link.meta["ac_graph_id"] = 0
+            tag(link, CheckpointPolicy.MUST_RECOMPUTE)
     return len(nodes)

@@ -20,13 +20,10 @@ from torchloom import ops
 from torchloom.costs import NETWORKS
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
-from torchloom.log import get_logger
 from torchloom.pipeline.options import PassOptions, derived_options, joined_options
 from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
 from torchloom.shard import Layout, living_layouts
-
-logger = get_logger(__name__)
 
 _SIZES = {
     "gather_bucket_bytes": ("bucket", "gather_bytes"),
@@ -72,10 +69,6 @@ def weave(
             'options={"inductor": {...}}'
         )
     given = dict(options or {})
-    if given.pop("choose_kernels", None):
-        logger.warning(
-            "option 'choose_kernels' has no effect: torch chooses the library of products"
-        )
     _check_options(given)
     layout = _layout_of_graph(gm)
     context = PassContext(world_size=1)

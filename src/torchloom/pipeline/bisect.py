@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchloom._torch.module_calls import compiled_call
 from torchloom.backends import check_against_eager
 from torchloom.backends.compare import Tolerance, first_difference
+from torchloom.backends.graphs import clone_inputs, name_of
 from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.graph import GraphPass
 from torchloom.inspect.live.target import target_of, twin_of
@@ -97,8 +98,7 @@ def bisect(
     for stage in stages:
         found = first_difference(subject.run(stage), expected, tolerance)
         if found is not None:
-            name = stage if isinstance(stage, str) else getattr(stage, "__name__", repr(stage))
-            return Bisection(name, None, subject.locate(stage, tolerance), found.text)
+            return Bisection(name_of(stage), None, subject.locate(stage, tolerance), found.text)
     for tried in _prefixes(subject, passes):
         options = {"lowering": "aot_eager", "passes": tried, "strict": True}
         found = first_difference(subject.run(weave, options), expected, tolerance)
@@ -145,11 +145,11 @@ class _Subject:
         if self.module is not None:
             wanted += [p for p in self.module.parameters() if p.requires_grad]
         roots = [t for t in results if t.requires_grad]
-        grads: list[Tensor | None] = []
+        grads: Sequence[Tensor | None] = ()
         if roots and wanted:
             # Unequal weights, so that errors of two elements cannot cancel.
             weights = [torch.linspace(0.5, 1.5, t.numel()).view(t.shape).to(t) for t in roots]
-            grads = list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
+            grads = torch.autograd.grad(roots, wanted, weights, allow_unused=True)
         return [*(t.detach() for t in results), *grads]
 
     def locate(self, backend: str | Callable[..., Any], tolerance: Tolerance) -> str | None:
@@ -181,21 +181,22 @@ class _Subject:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(each) for each in value)
-    return value
+    return _mapped(value, lambda tensor: clone_inputs([tensor])[0])
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for each in value for tensor in _tensors(each)]
+    found: list[Tensor] = []
     inner = getattr(value, "to_tuple", None)  # outputs of Hugging Face models
-    return _tensors(inner()) if callable(inner) else []
+    _mapped(inner() if callable(inner) else value, found.append)
+    return found
+
+
+def _mapped(value: Any, fn: Callable[[Tensor], Any]) -> Any:
+    """Return a nested value with something else in the place of each tensor."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, dict):
+        return {key: _mapped(each, fn) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(each, fn) for each in value])
+    return value

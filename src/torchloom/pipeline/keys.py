@@ -1,69 +1,98 @@
-"""The keys under which woven graphs are cached: hashes of all that shapes them, equal on all ranks."""
+"""Texts that identify the passes and the sources which shape woven graphs, for the keys of cached code.
+
+If a pass changes, graphs that its older version made must not come from the cache. The text holds the
+pass's source and every plain value in its closure. If the closure holds anything else, such as a list whose
+content may change, the text cannot identify the pass, and its graphs are compiled in each run. Such a pass
+keeps the text that it had first, so that ranks agree on it although each has recorded different values in
+such a list.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import functools
 import hashlib
-from functools import cache
+import inspect
+import marshal
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torchloom.passes
+import torch
+
 from torchloom._torch.inductor import hash_files
-from torchloom.backends.graphs import name_of
-from torchloom.graph import GraphPass, PassContext
-from torchloom.pipeline.identity import identity_of
-from torchloom.pipeline.setup import Setup
+from torchloom.deepcompile.forms import adapted_of
+from torchloom.graph import GraphPass
+from torchloom.passes import PASSES
 
-_PER_GRAPH = ("choices", "params", "bound_options")
-"""Fields of the context that are not facts of the session."""
-
-
-def key_of(setup: Setup, context: PassContext, planned: str) -> str:
-    """Return a hash of all that woven graphs depend on besides the captured graph.
-
-    Args:
-        setup: the session.
-        context: what passes may know.
-        planned: what plans depend on.
-    """
-    parts = [
-        f"{each.name}/{each.memory_budget_bytes}/{each.options}"
-        if is_built_in(each)
-        else identity_of(each).text
-        for each in setup.passes
-    ]
-    text = f"{_sources_digest()}|{parts}|{context.key()}|{planned}|{setup.regions}"
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+_FIRST: weakref.WeakKeyDictionary[Callable[..., Any], str] = weakref.WeakKeyDictionary()
+_PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype)
 
 
-def common_key_of(setup: Setup, context: PassContext) -> str:
-    """Return a hash of all facts of the session that woven graphs depend on."""
-    return key_of(setup, context, "" if setup.planner is None else setup.planner.common_key)
+class Identity(NamedTuple):
+    """A text that is equal on ranks with the same pass, and whether it identifies the pass completely."""
+
+    text: str
+    is_complete: bool
 
 
-def facts_of(setup: Setup, context: PassContext) -> dict[str, object]:
-    """Return the facts that `common_key_of` hashes, by name, so that ranks can name those that differ."""
-    foreign = [each for each in setup.passes if not is_built_in(each)]
-    settings = [f.name for f in dataclasses.fields(context) if f.name not in _PER_GRAPH]
-    return {
-        "passes": [each.name for each in setup.passes],
-        "backend": name_of(setup.backend),
-        "strict": setup.strict,
-        "regions": setup.regions,
-        **{f"pass {each.name}": identity_of(each).text for each in foreign},
-        **{f"setting {name}": str(getattr(context, name)) for name in settings},
-        **{
-            f"option {name} of pass {each.name}": repr(value)
-            for each in setup.passes
-            for name, value in each.options
-        },
-        "everything else": common_key_of(setup, context),
-    }
+def identity_of(each: GraphPass) -> Identity:
+    """Describe a pass; of one that came with torchloom the sources tell the rest."""
+    if is_built_in(each):
+        return Identity(f"{each.name}/{each.memory_budget_bytes}/{each.options}", True)
+    adapted = adapted_of(each)
+    body = _function(each.fn if adapted is None else adapted.fn)
+    # No key holds what a pass reads of other graphs, the optimizer or the runtime.
+    is_complete = body.is_complete and not (adapted and adapted.sees_beyond_its_graph)
+    told = body.text
+    if not body.is_complete:
+        with contextlib.suppress(TypeError):  # no weak references, or no hash
+            told = _FIRST.setdefault(each.fn if adapted is None else adapted.fn, told)
+    options = _joined([_value(value) for _, value in each.options])
+    named = f"{[name for name, _ in each.options]} {options.text}"
+    return Identity(
+        f"{each.name}/{each.stage}/{each.memory_budget_bytes}/{named}: {told}",
+        is_complete and options.is_complete,
+    )
+
+
+def _function(fn: Callable[..., Any]) -> Identity:
+    if isinstance(fn, functools.partial):
+        parts = [_function(fn.func), *map(_value, fn.args)]
+        parts += [_value(item) for pair in sorted(fn.keywords.items()) for item in pair]
+        return _joined(parts)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return Identity(f"{type(fn).__module__}.{type(fn).__qualname__}", False)
+    try:
+        source = inspect.getsource(fn)
+    except (OSError, TypeError):
+        source = hashlib.blake2b(marshal.dumps(code), digest_size=16).hexdigest()
+    captured = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    captured += list(getattr(fn, "__defaults__", None) or ())
+    captured += list((getattr(fn, "__kwdefaults__", None) or {}).values())
+    return _joined([Identity(source, True), *map(_value, captured)])
+
+
+def _value(value: Any) -> Identity:
+    if isinstance(value, _PLAIN):
+        return Identity(repr(value), True)
+    if isinstance(value, (list, tuple)):
+        items = _joined([_value(item) for item in value])
+        return items if isinstance(value, tuple) else Identity(items.text, False)
+    if callable(value) and hasattr(value, "__code__"):
+        return _function(value)
+    return Identity(f"{type(value).__module__}.{type(value).__qualname__}", False)
+
+
+def _joined(parts: list[Identity]) -> Identity:
+    return Identity("|".join(p.text for p in parts), all(p.is_complete for p in parts))
 
 
 def is_built_in(each: GraphPass) -> bool:
-    """Say whether a pass is one of torchloom's: its source is part of the key."""
-    known = torchloom.passes.PASSES.get(each.name)
+    """Say whether a pass is one of torchloom's."""
+    known = PASSES.get(each.name)
     return known is not None and known.fn is each.fn
 
 
@@ -74,14 +103,12 @@ _SHAPING = (
 """Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
 
 
-@cache
-def _sources_digest() -> str:
-    """Computed once, because the process runs the source that it imported."""
-    return hash_files(_sources()).hex()
+@functools.cache
+def sources_digest() -> str:
+    """Return a hash of everything that shapes a woven graph: whole rooms, so that no new file is forgotten.
 
-
-def _sources() -> tuple[str, ...]:
-    """Source files of everything that shapes a woven graph: whole rooms, so that no new file is forgotten."""
-    house = Path(torchloom.__path__[0])
-    folders = [house / room for room in _SHAPING]
-    return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))
+    It is computed once, because the process runs the source that it imported.
+    """
+    house = Path(__file__).parents[1]
+    paths = (str(path) for room in _SHAPING for path in (house / room).rglob("*.py"))
+    return hash_files(tuple(sorted(paths))).hex()

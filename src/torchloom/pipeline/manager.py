@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import fx
@@ -28,9 +28,9 @@ from torchloom.graph import (
 )
 from torchloom.log import get_logger
 from torchloom.pipeline.keys import is_built_in
-from torchloom.pipeline.races import check_races
 from torchloom.pipeline.report import GraphReport, PassReport
-from torchloom.races import reductions_of, schedule_of
+from torchloom.races import Reductions, find_races, find_unreduced, reductions_of, schedule_of
+from torchloom.races.check import Kind
 
 logger = get_logger(__name__)
 
@@ -40,7 +40,6 @@ class PassManager:
     """Runs the passes of one stage over graphs."""
 
     passes: Sequence[GraphPass]
-    context: PassContext
     dump_dir: Path | None = None
     log_level: int = logging.DEBUG
     is_trial: bool = False
@@ -73,32 +72,10 @@ class PassManager:
             before = after
             started = time.perf_counter()
             num_edits = _run_one(each, gm, context, name, before)
-            duration = time.perf_counter() - started
+            found = PassReport(each.name, name, num_edits, time.perf_counter() - started)
             after = graph_text(gm.graph)
-            into.passes.append(PassReport(each.name, name, num_edits, duration))
-            if events.is_heard():
-                edited = num_edits > 0
-                events.emit(
-                    events.PassRan(
-                        name=each.name,
-                        stage=each.stage,
-                        graph=name,
-                        num_edits=num_edits,
-                        duration_s=duration,
-                        compile_id=introspect.current_compile_id(),
-                        before=before if edited else None,
-                        after=after if edited else None,
-                        curve=live_bytes(gm.graph),
-                    )
-                )
-            logger.log(
-                self.log_level,
-                "%s: pass %s made %d edits in %.1f ms",
-                name,
-                each.name,
-                num_edits,
-                1e3 * duration,
-            )
+            into.passes.append(found)
+            self._tell(each, found, gm, before, after)
             if after != before:
                 self._dump(gm, name, index, each.name)
                 changed.append(each.name)
@@ -113,6 +90,30 @@ class PassManager:
         for op, count in op_counts(gm.graph).items():
             if op.startswith("torchloom."):
                 into.collectives[f"{kind} {op}"] = count
+
+    def _tell(
+        self, each: GraphPass, found: PassReport, gm: fx.GraphModule, before: str, after: str
+    ) -> None:
+        if events.is_heard():
+            edited = found.num_edits > 0
+            events.emit(
+                events.PassRan(
+                    **asdict(found),
+                    stage=each.stage,
+                    compile_id=introspect.current_compile_id(),
+                    before=before if edited else None,
+                    after=after if edited else None,
+                    curve=live_bytes(gm.graph),
+                )
+            )
+        logger.log(
+            self.log_level,
+            "%s: pass %s made %d edits in %.1f ms",
+            found.graph,
+            found.name,
+            found.num_edits,
+            1e3 * found.duration_s,
+        )
 
     def _dump(self, gm: fx.GraphModule, name: str, index: int, label: str) -> None:
         if self.dump_dir is not None:
@@ -150,3 +151,61 @@ def _culprit(error: Exception, gm: fx.GraphModule) -> str:
         if node.name in text:
             return f"at node %{node.name}"
     return f"{type(error).__name__}"
+
+
+_SAID: Mapping[Kind, str] = {
+    "read before arrival": "{at} reads {subject} before transfer {other} has arrived: wait for it first",
+    "written under way": "{at} writes {subject}, which transfer {other} may still use: wait for it first",
+    "freed under way": "the memory of {subject} is given back behind {at} while transfer {other} may still use it: wait "
+    "for it first, and name its inputs in the wait",
+    "used after free": "{at} uses {subject} after its memory was given back: free it once, behind all that use it",
+    "read before written": "{at} reads {subject}, which nothing has written: write it first",
+    "waited for without start": "{at} waits for no transfer: name all results of one start, its inputs and its handle, "
+    "once and behind it",
+    "never waited for": "transfer {subject} is never waited for: wait for it once",
+}
+
+
+def check_races(
+    gm: fx.GraphModule, name: str, after: str, before: Reductions | None = None
+) -> None:
+    """Prove that no transfer of a graph can race with anything, and that its gradients are reduced as they were.
+
+    Args:
+        gm: the graph.
+        name: of the graph, for the message.
+        after: the pass that left the graph so, for the message.
+        before: the reductions of the graph before the first pass; None: they are not checked.
+
+    Raises:
+        PassError: the order of the graph leaves a race open, or a gradient is not reduced once and returned.
+    """
+    schedule = schedule_of(gm.graph)
+    races = find_races(schedule)
+    lost = None
+    if before is not None and before.reduced:
+        lost = find_unreduced(before, reductions_of(schedule, before))
+    if not races and lost is None:
+        return
+    lines = {node.name: line for line, node in enumerate(gm.graph.nodes, start=1)}
+
+    def told(node: str) -> str:
+        line = f" (line {lines[node]})" if node in lines else ""
+        return f"{'return' if node == 'output' else '%' + node}{line}"
+
+    if races:
+        race = races[0]
+        at = "" if race.at == len(schedule.events) else told(schedule.issued_by[race.at])
+        subject, other = (told(each) if each else "" for each in (race.subject, race.other))
+        what = _SAID[race.kind].format(at=at, subject=subject, other=other)
+    else:
+        assert lost is not None
+        way = "returned by" if lost.is_reduced else "reduced exactly once, see"
+        what = (
+            f"gradient {told(lost.gradient)} of {lost.param!r} is not {way} {told(lost.at)}: reduce it once and return "
+            "the result"
+        )
+    raise PassError(
+        f"graph {name!r} is wrong after pass {after!r}: {what}, or leave the pass out with compile.disable_passes\n"
+        f"{graph_text(gm.graph)}"
+    )

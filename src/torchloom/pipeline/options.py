@@ -1,4 +1,4 @@
-"""Options of built-in passes that follow from the model and the backend, not from settings."""
+"""Options of the passes that run: those that follow from model and backend, and the value of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torchloom.costs import Network
-from torchloom.pipeline.transfer_sizes import transfer_sizes
+from torchloom.graph import GraphPass
+from torchloom.passes import PASSES
+from torchloom.plan.transfer_sizes import default_sizes
 from torchloom.shard import Layout
 
 PassOptions = dict[str, dict[str, object]]
@@ -28,7 +30,7 @@ def derived_options(
     """
     found: PassOptions = {"free_saved": {"keeps_inputs": backend not in _BOXED}}
     if layout is not None:
-        found |= transfer_sizes(layout, network)
+        found |= default_sizes(layout, network)
         found["zero1"] = {"params": _names(spec.name for spec in layout if spec.is_sliced)}
         found["offload_parameters"] = {"params": offloadable_params(layout)}
     return found
@@ -46,6 +48,17 @@ def joined_options(*parts: Mapping[str, Mapping[str, object]]) -> PassOptions:
         for name, options in part.items():
             found[name] = {**found.get(name, {}), **options}
     return found
+
+
+def option_of(passes: Mapping[str, GraphPass], name: str, option: str) -> Any:
+    """Return the value of a pass's option; the default if the pass does not run.
+
+    Args:
+        passes: those that run, by name.
+        name: of the pass.
+        option: its keyword.
+    """
+    return passes.get(name, PASSES[name]).option(option)
 
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Whether equal parts of a captured graph become calls of one body, and if so, that done."""
+"""Let equal parts of a captured graph become calls of one body, where the session and its passes allow it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchloom.errors import RegionError
 from torchloom.graph import Choices, PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline.keys import is_built_in
-from torchloom.pipeline.setup import Setup
-from torchloom.pipeline.trials import OFFLOAD
+from torchloom.pipeline.planning import OFFLOAD
+from torchloom.pipeline.setup import CompileSetup
 from torchloom.regions import Outlined, RegionBody, SplitBody, outline
 
 _COMPILERS = ("aot_eager", "inductor")
 """Backends whose route compiles bodies."""
 
 
-def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Outlined:
+def outline_graph(setup: CompileSetup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Outlined:
     """Return a captured graph with calls in the place of its equal parts, or as it is.
 
     Args:
@@ -69,7 +69,7 @@ def outline_graph(setup: Setup, gm: fx.GraphModule, inputs: Sequence[Any]) -> Ou
         return Outlined(gm, reasons=(str(error),))
 
 
-def _reason(setup: Setup) -> str | None:
+def _reason(setup: CompileSetup) -> str | None:
     """Return why a session does not outline, None if it does."""
     whole = [each.name for each in setup.passes if not (is_built_in(each) or each.sees_regions)]
     options = (
@@ -88,7 +88,7 @@ def _reason(setup: Setup) -> str | None:
     return next((text for text, holds in reasons.items() if holds), None)
 
 
-def _split_of(setup: Setup) -> SplitBody:
+def _split_of(setup: CompileSetup) -> SplitBody:
     """Return what splits bodies: the plan of the whole graph, or torch's min-cut."""
     if setup.planner is not None:
         return _split_by_plan

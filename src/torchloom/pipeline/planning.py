@@ -1,54 +1,86 @@
-"""The partitioner that plans: it first makes a plan, then splits the joint graph by it."""
+"""The partitioner that plans: it asks for a plan of a joint graph, tries candidates on copies, and splits by the plan.
+
+Passes that run after the split (placing, bucketing, prefetching, copies) move nodes. So a trial simulates copies of
+the split graphs as those passes leave them, which are the graphs that would run.
+"""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 
 from torchloom._torch import partition as torch_partition
+from torchloom._torch.lazy_code import sketching
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.capture.hooks import Bodies
-from torchloom.graph import GraphPass, PassContext
-from torchloom.memory import Interface, interface_of, replay_peak
-from torchloom.pipeline.activation_transfers import keep_shards, reloaded_bytes
+from torchloom.capture import partition_by_tags
+from torchloom.capture.calls import keep_calls
+from torchloom.capture.hooks import Bodies, GraphKind
+from torchloom.capture.recomputing import recompute_in_calls
+from torchloom.costs.timeline import timeline
+from torchloom.graph import Choices, GraphPass, KnownValues, PassContext, split_between
+from torchloom.memory import (
+    Interface,
+    expanded_joint,
+    interface_of,
+    micro_step,
+    replay_peak,
+)
+from torchloom.ops.regions import halves_called, known_bodies
+from torchloom.passes import PASSES
+from torchloom.passes.offload_activation import offload_named
+from torchloom.passes.offload_parameters import keep_shards, reloaded_bytes
+from torchloom.pipeline.manager import PassManager
+from torchloom.pipeline.options import option_of
 from torchloom.pipeline.report import GraphReport
-from torchloom.pipeline.trials import OFFLOAD, SELECTIVE, GraphTrials, Lower
-from torchloom.plan import Planner
+from torchloom.plan import GraphPlan, PlanCandidate, Planner, PlanningProblem, TrialResult
+from torchloom.plan.traffic import traffic_of
+from torchloom.plan.transfer_sizes import ConfiguredSizes, sizes_to_try
 
-__all__ = ["OFFLOAD", "SELECTIVE", "Lower", "PlannedSplit"]
+Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
+"""Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""
+
+OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
+"""Passes that carry out a plan's choices."""
+_MOST_NODES = 20_000
+"""Nodes of all remembered splits together; they take about 60 MB."""
 
 
+@dataclass(eq=False)
 class PlannedSplit:
-    """A partitioner that plans first.
+    """Plans a joint graph and splits it by the plan.
 
     Args:
         planner: chooses a plan that keeps the memory budget.
         context: what passes may know.
         lower: the passes behind the split, for trials.
-        report: receives the plan.
+        report: of the graph; receives the plan.
+        passes: those that run, by name; a plan decides only what they can carry out, within their options.
         tell_phase: told "plan", and "rest" when there is one.
-        passes: the passes that run; a plan decides only what they can carry out, within their options.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        context: PassContext,
-        lower: Lower,
-        report: GraphReport,
-        passes: Iterable[GraphPass],
-        tell_phase: Callable[[str], None] = lambda name: None,
-    ) -> None:
-        self._tell_phase = tell_phase
-        self._planner, self._context, self._lower = planner, context, lower
-        self._report, self._passes = report, {each.name: each for each in passes}
-        self._interface: Interface | None = None
-        self._fetched: frozenset[str] = frozenset()
+    planner: Planner
+    context: PassContext
+    lower: Lower
+    report: GraphReport
+    passes: Mapping[str, GraphPass]
+    tell_phase: Callable[[str], None] = lambda name: None
+    _bodies: Bodies = field(default_factory=dict)
+    """What the graph's calls may name."""
+    _joint_inputs: Any = ()
+    _num_results: int = 0
+    _static_inputs: Sequence[int] | None = None
+    _interface: Interface | None = None
+    _fetched: frozenset[str] = frozenset()
+    _known: KnownValues = field(default_factory=KnownValues)
+    _inside: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By the names of values within calls of bodies: which call, and their names in the body."""
+    _splits: dict[Any, Sequence[fx.GraphModule]] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -70,31 +102,14 @@ class PlannedSplit:
             static_lifetime_input_indices: inputs that live on between steps.
         """
         joint = torch_partition.prepare_joint(joint)
-        trials = GraphTrials(
-            planner=self._planner,
-            context=self._context,
-            lower=self._lower,
-            report=self._report,
-            passes=self._passes,
-            joint_inputs=joint_inputs,
-            num_results=num_fwd_outputs,
-            static_inputs=static_lifetime_input_indices,
-            bodies=bodies,
-        )
-        # Splitting writes tags into the graph, so trials split copies.
-        started = time.perf_counter()
-        self._tell_phase("plan")
-        with _older_objects_left_alone():
-            plan = self._planner.plan(trials.problem(copy_graph_module(joint, is_sketch=True)))
-        self._report.planning_s += time.perf_counter() - started
-        self._report.plan = plan
-        trials.forget()
-        self._tell_phase("rest")
+        self._bodies, self._joint_inputs = bodies, joint_inputs
+        self._num_results, self._static_inputs = num_fwd_outputs, static_lifetime_input_indices
+        plan = self._plan(copy_graph_module(joint, is_sketch=True))  # trials write tags into it
         if plan.offload:
-            trials.offload(joint, plan.offload, plan.again)
+            self._offload(joint, plan.offload, plan.again)
         self._fetched = frozenset(reloaded_bytes(joint)) - frozenset(plan.pieces)
         keep_shards(joint, plan.pieces)
-        forward, backward = trials.split(joint, plan.recompute, is_final=True)
+        forward, backward = self._split(joint, plan.recompute, is_final=True)
         self._interface = interface_of(forward.graph, backward.graph)
         return forward, backward
 
@@ -109,12 +124,162 @@ class PlannedSplit:
         """
         if self._interface is None or not {"forward", "backward"} <= sources.keys():
             return None
-        forward, backward = sources["forward"], sources["backward"]
-        planner = self._planner
         return replay_peak(
-            *(forward, backward, self._interface, planner.workspaces, planner.transit),
+            sources["forward"],
+            sources["backward"],
+            self._interface,
+            self.planner.workspaces,
+            self.planner.transit,
             fetched=self._fetched,
         )
+
+    def _plan(self, joint: fx.GraphModule) -> GraphPlan:
+        started = time.perf_counter()
+        self.tell_phase("plan")
+        with _older_objects_left_alone():
+            plan = self.planner.plan(self._problem(joint))
+        self.report.planning_s += time.perf_counter() - started
+        self.report.plan = plan
+        self._known = KnownValues()
+        self._splits.clear()
+        self.tell_phase("rest")
+        return plan
+
+    def _problem(self, joint: fx.GraphModule, *, may_offload: bool = True) -> PlanningProblem:
+        """Return the planning problem of a joint graph, which is not changed."""
+        whole = expanded_joint(joint.graph)
+        self._inside = {
+            node.name: (part.call, name)
+            for part in whole.parts
+            for node, name in part.names.items()
+        }
+
+        def offload(names: frozenset[str], recompute: frozenset[str]) -> PlanningProblem:
+            copy = copy_graph_module(joint, is_sketch=True)
+            self._offload(copy, names, recompute)
+            return self._problem(copy, may_offload=False)
+
+        sizes = ConfiguredSizes(
+            self._option("bucket", "gather_bytes"),
+            self._option("bucket", "reduce_bytes"),
+            self._option("prefetch", "max_bytes"),
+        )
+        traffic = traffic_of(joint.graph, self.context, sizes)
+        may_stay = traffic.gathers if SELECTIVE in self.passes else {}
+        return PlanningProblem(
+            joint=whole.graph,
+            parts=whole.parts,
+            num_results=self._num_results,
+            run_trial=lambda candidate: self._run(joint, candidate),
+            batch_bytes=self.report.batch_bytes,
+            weight_bytes={name: each.num_bytes for name, each in may_stay.items()},
+            shard_bytes=reloaded_bytes(joint),
+            kind=self.report.kind,
+            traffic=traffic,
+            transfers=sizes_to_try(
+                traffic, sizes, self.passes, is_bound=self.planner.prefetch_is_bound
+            ),
+            offload=offload if may_offload and OFFLOAD in self.passes else None,
+            offload_min_bytes=self._option(OFFLOAD, "min_bytes"),
+        )
+
+    def _option(self, name: str, option: str) -> Any:
+        return option_of(self.passes, name, option)
+
+    def _offload(
+        self, joint: fx.GraphModule, names: frozenset[str], recompute: frozenset[str]
+    ) -> None:
+        """Let values of a joint graph wait in host memory, and backward compute others from them again."""
+        copy = copy_graph_module(joint, is_sketch=True)
+        forward, backward = self._split(copy, recompute, is_final=False)
+        split = split_between(forward.graph, backward.graph, self._num_results)
+        offload_named(joint, names, split, pin=self._option(OFFLOAD, "pin_memory"))
+        joint.graph.lint()
+        joint.recompile()
+
+    def _split(
+        self,
+        gm: fx.GraphModule,
+        names: frozenset[str],
+        *,
+        is_final: bool,
+        is_clean: bool = False,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return forward and backward when backward computes the named values again.
+
+        Args:
+            gm: the joint graph, which is tagged.
+            names: values that backward computes again.
+            is_final: whether this split is compiled; else it is a trial's.
+            is_clean: whether the graph has no dead or repeated nodes.
+        """
+        in_calls: dict[int, set[str]] = {}
+        for name in names & self._inside.keys():
+            call, own = self._inside[name]
+            in_calls.setdefault(call, set()).add(own)
+        recompute_in_calls(
+            gm.graph, {call: frozenset(own) for call, own in in_calls.items()}, self._bodies
+        )
+        keep_calls(gm.graph)
+        context = self._choosing(recompute=names - self._inside.keys())
+        manager = PassManager([PASSES["recompute"]], is_trial=not is_final)
+        report = self.report if is_final else GraphReport(self.report.name, 0, "", "")
+        manager.run(gm, context, f"{self.report.name}.joint", report)
+        return partition_by_tags(
+            gm,
+            self._joint_inputs,
+            num_fwd_outputs=self._num_results,
+            static_lifetime_input_indices=self._static_inputs,
+            is_clean=is_clean,
+        )
+
+    def _choosing(self, **choices: Any) -> PassContext:
+        return replace(self.context, choices=replace(self.context.choices or Choices(), **choices))
+
+    def _run(self, joint: fx.GraphModule, candidate: PlanCandidate) -> TrialResult:
+        """Try a candidate: run the passes on copies of its halves, and simulate memory and time of the result."""
+        with known_bodies(self._bodies), self._known.trial(), sketching():
+            forward, backward = self._halves(joint, candidate)
+            choices = self._choosing(
+                resident=candidate.resident, **candidate.transfers._asdict()
+            ).choices
+            assert choices is not None
+            self.lower(forward, "forward", choices)
+            self.lower(backward, "backward", choices)
+            planner, graphs = self.planner, (forward.graph, backward.graph)
+            planner.workspaces.probe(
+                node for graph in (*graphs, *halves_called(graphs)) for node in graph.nodes
+            )
+            times = timeline(
+                graphs,
+                planner.costs,
+                self.context.world_size,
+                gathers_per_use=1 / planner.micro_steps,
+                bucket_bytes=self._option("bucket", "gather_bytes"),
+            )
+            step = micro_step(*graphs, probe=planner.workspaces, transit=planner.transit)
+            return TrialResult(step.peak_bytes, times.overhead_us, times.copy_us)
+
+    def _halves(self, joint: fx.GraphModule, candidate: PlanCandidate) -> list[fx.GraphModule]:
+        """Return forward and backward of a candidate, before any pass runs over them.
+
+        A search by halving asks for the same few splits many times, with different resident weights.
+        """
+        key = joint.graph, candidate.shards, candidate.recompute
+        if key not in self._splits:
+            copy = copy_graph_module(joint, is_sketch=True)
+            keep_shards(copy, candidate.shards)
+            self._splits[key] = self._split(
+                copy,
+                candidate.recompute,
+                is_final=False,
+                is_clean=not candidate.shards and OFFLOAD not in self.passes,
+            )
+        halves = self._splits[key] = self._splits.pop(key)  # moves it to the end: dropped last
+        kept = self._splits
+        while sum(len(half.graph.nodes) for each in kept.values() for half in each) > _MOST_NODES:
+            del kept[next(iter(kept))]
+        return [copy_graph_module(half, is_sketch=True) for half in halves]
 
 
 @contextmanager

@@ -37,13 +37,12 @@ FUNCTIONS: dict[str, str] = {
 }
 
 # Names that schedules may hold and that do nothing: DeepSpeed's phases, for which torchloom's one plan has
-# no need, and passes that torchloom no longer has.
+# no need.
 NO_OPS: tuple[str, ...] = (
     "offload_adam_states_for_init",
     "offload_adam_states_sync",
     "offload_activation_floor",
     "move_opt_states_sync",
-    "choose_kernels",  # torchloom's own until 0.1
 )
 
 # Passes over the joint graph, and the one that finishes their work on the split graphs.

@@ -42,6 +42,8 @@ class GraphReport:
     """Hash of the captured graph; equal on ranks that run the same program."""
     graph_id: int = 0
     """Number that passes know the graph by; equal for graphs that are captured again."""
+    round: int = 1
+    """Which compile of the module captured it; 0: of a second plan that was given up."""
     batch_bytes: int = 0
     """Inputs that are neither parameters nor buffers."""
     duration_s: float = 0.0

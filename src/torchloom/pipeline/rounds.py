@@ -15,9 +15,9 @@ from torch import fx
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import PlanError, RegionError
 from torchloom.pipeline.report import GraphReport
-from torchloom.pipeline.setup import Setup
+from torchloom.pipeline.setup import CompileSetup
 from torchloom.pipeline.sidecar import calling_text
-from torchloom.pipeline.weaving import Compile, Weaving
+from torchloom.pipeline.weaving import Weaving
 from torchloom.plan import GraphPlan
 
 _MAX_ROUNDS = 4
@@ -52,22 +52,23 @@ class _Form:
 
 
 def compile_within_budget(
-    setup: Setup,
-    compile_graph: Compile,
+    setup: CompileSetup,
     gm: fx.GraphModule,
     unwoven: fx.GraphModule,
     example_inputs: Sequence[Any],
     report: GraphReport,
+    *,
+    backward_at_once: bool,
 ) -> Callable[..., Any]:
     """Compile; compile again while the code needs more memory than the plan predicted.
 
     Args:
         setup: the session.
-        compile_graph: runs the compiler over a graph, with the hooks that weave it.
         gm: the captured graph; compilers may rewrite it.
         unwoven: a copy that nobody rewrites.
         example_inputs: its inputs.
         report: receives what was woven in the round whose code is kept.
+        backward_at_once: whether backward is compiled with forward in any case.
 
     Returns:
         The fastest code that fits, or the only one where nothing is planned.
@@ -86,17 +87,14 @@ def compile_within_budget(
         weaving = Weaving(
             setup,
             own,
-            setup.context,
             calling,
-            ignores_caches,
-            tell_phase=setup.tell_phase,
+            ignores_caches=ignores_caches,
             flat_because=form.flat_because,
             must_outline=best is not None and bool(best[2].regions),
+            backward_at_once=backward_at_once,
         )
         try:
-            compiled = weaving.compile(
-                compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
-            )
+            compiled = weaving.compile(gm, example_inputs)
         except RegionError:
             if best is None:
                 raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torchloom.config.budget import parse_budget
 from torchloom.config.kinds import RefusedError
@@ -68,6 +68,43 @@ class Timetable:
         return frozenset.intersection(*names)
 
 
+class _Item(NamedTuple):
+    """One entry of a user's list of passes."""
+
+    what: Any
+    """A name, a pass or a function."""
+    budget_bytes: int | None
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """As the user gave it; "" for a function."""
+        named = self.what.name if isinstance(self.what, GraphPass) else self.what
+        return named if isinstance(named, str) else ""
+
+
+def _item(given: Any, total_bytes: int, where: str) -> _Item:
+    budget_bytes, options = None, {}
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
+            raise PassOrderError(
+                f"{where}{given!r} is not a pair: write (pass, memory budget) or (pass, {{option: value}})"
+            )
+        given, more = given
+        if isinstance(more, Mapping):
+            options = dict(more)
+        else:
+            try:
+                budget_bytes = parse_budget(more).resolve(total_bytes)
+            except RefusedError as refusal:
+                raise PassOrderError(f"{where}{refusal.what}; {refusal.fix}") from None
+    # DeepSpeed's functions edit graphs with other operators: the pass of that name stands for one.
+    if str(getattr(given, "__module__", "")).startswith("deepspeed.compile.passes."):
+        name = getattr(given, "__name__", repr(given))
+        given = FUNCTIONS.get(name, name)
+    return _Item(given, budget_bytes, options)
+
+
 @dataclass(frozen=True, slots=True)
 class Resolver:
     """Turns names into passes for models of one ZeRO stage."""
@@ -95,22 +132,21 @@ class Resolver:
             PassOrderError: an unknown name, a missing requirement, or a conflict.
         """
         known = self.registry.known()
-        items = PRESETS[self.stage] if asked is None else _as_list(asked, where)
-        items = [_named_by_deepspeed(item) for item in items]
-        speaks_deepspeed = any(_is_deepspeed_name(item) for item in items)
-        said = {_name_of(item) for item in items}
+        asked = PRESETS[self.stage] if asked is None else _as_list(asked, where)
+        items = [_item(each, self.total_bytes, where) for each in asked]
+        said = {each.name for each in items}
         chosen: list[GraphPass] = []
         for item in items:
             found = self._resolved(item, known, where)
-            extra = {each.name for each in chosen} | (said & {"bucket"})
-            chosen += [each for each in found if len(found) == 1 or each.name not in extra]
+            others = {each.name for each in chosen} | (said & {"bucket"})
+            chosen += [each for each in found if len(found) == 1 or each.name not in others]
         extra = [_lookup(name, known, where) for name in self.extra]
         extra.sort(key=lambda each: list(known).index(each.name))
         chosen = _with_extra(chosen, extra, known)
         disabled = [name for name in self.disabled if name not in NO_OPS]
         without = {_lookup(name, known, where).name for name in disabled}
         passes = tuple(self._bound(each) for each in chosen if each.name not in without)
-        if speaks_deepspeed:
+        if any(name in ALIASES and name not in ("z1", "z2", "z3") for name in said):
             passes = _in_order_of_preset(passes, self.stage)
         check_order(passes, known, where)
         return passes
@@ -143,35 +179,32 @@ class Resolver:
         return Timetable(tuple(entries))
 
     def _resolved(
-        self, item: PassItem, known: Mapping[str, GraphPass], where: str
+        self, item: _Item, known: Mapping[str, GraphPass], where: str
     ) -> tuple[GraphPass, ...]:
-        budget, options = None, {}
-        if isinstance(item, tuple | list):
-            item, given = _pair(item, where)
-            if isinstance(given, Mapping):
-                options = dict(given)
-            else:
-                budget = _budget(given, self.total_bytes, where)
-        if isinstance(item, GraphPass):
-            found: tuple[GraphPass, ...] = (item,)
-        elif isinstance(item, str):
-            found = self._named(item, known, where)
-        elif callable(item):
-            found = (self.registry.of_function(item),)
+        what, options = item.what, item.options
+        if isinstance(what, GraphPass):
+            found: tuple[GraphPass, ...] = (what,)
+        elif isinstance(what, str):
+            found = self._named(what, known, where)
+        elif callable(what):
+            found = (self.registry.of_function(what),)
         else:
             raise PassOrderError(
-                f"{where}{item!r} is no pass: give a name, a function, a GraphPass, or a pair of "
+                f"{where}{what!r} is no pass: give a name, a function, a GraphPass, or a pair of "
                 "one of them and a memory budget or a dict of its options"
             )
         if options and len(found) != 1:
             raise PassOrderError(
-                f"{where}{item!r} stands for several passes: give options to one of them"
+                f"{where}{what!r} stands for several passes: give options to one of them"
             )
         if options:
-            found = (_with_options(found[0], options, where),)
-        if budget is None:
+            try:
+                found = (found[0].with_options(**options),)
+            except PassError as error:
+                raise PassOrderError(f"{where}{error}") from None
+        if item.budget_bytes is None:
             return found
-        return tuple(replace(each, memory_budget_bytes=budget) for each in found)
+        return tuple(replace(each, memory_budget_bytes=item.budget_bytes) for each in found)
 
     def _bound(self, each: GraphPass) -> GraphPass:
         """Return a pass with the options that settings give it, under those that it has."""
@@ -302,26 +335,6 @@ def _with_extra(
     return chosen
 
 
-def _name_of(item: PassItem) -> str | None:
-    name = item[0] if isinstance(item, tuple | list) and item else item
-    return name.name if isinstance(name, GraphPass) else name if isinstance(name, str) else None
-
-
-def _named_by_deepspeed(item: Any) -> Any:
-    """Return the name of a pass in place of DeepSpeed's function for it, whose graphs have other operators."""
-    if isinstance(item, tuple | list) and item:
-        return (_named_by_deepspeed(item[0]), *item[1:])
-    if not str(getattr(item, "__module__", "")).startswith("deepspeed.compile.passes."):
-        return item
-    name = getattr(item, "__name__", repr(item))
-    return FUNCTIONS.get(name, name)
-
-
-def _is_deepspeed_name(item: PassItem) -> bool:
-    name = item[0] if isinstance(item, tuple | list) and item else item
-    return isinstance(name, str) and name in ALIASES and name not in ("z1", "z2", "z3")
-
-
 def _in_order_of_preset(passes: tuple[GraphPass, ...], stage: int) -> tuple[GraphPass, ...]:
     """Sort built-in passes as in the preset; each other pass stays behind the pass that it followed.
 
@@ -344,25 +357,3 @@ def _as_list(value: Any, where: str) -> Sequence[Any]:
             else f"schedule is {value!r}: write [(step, [pass, ...]), ...]"
         )
     return value
-
-
-def _pair(item: Sequence[Any], where: str) -> tuple[Any, Any]:
-    if len(item) != 2:
-        raise PassOrderError(
-            f"{where}{item!r} is not a pair: write (pass, memory budget) or (pass, {{option: value}})"
-        )
-    return item[0], item[1]
-
-
-def _with_options(each: GraphPass, options: Mapping[str, Any], where: str) -> GraphPass:
-    try:
-        return each.with_options(**options)
-    except PassError as error:
-        raise PassOrderError(f"{where}{error}") from None
-
-
-def _budget(given: Any, total_bytes: int, where: str) -> int:
-    try:
-        return parse_budget(given).resolve(total_bytes)
-    except RefusedError as refusal:
-        raise PassOrderError(f"{where}{refusal.what}; {refusal.fix}") from None

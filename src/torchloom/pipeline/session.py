@@ -7,12 +7,9 @@ eager sharded model.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -20,32 +17,27 @@ from torch import Tensor, fx
 from torchloom import events
 from torchloom._torch.dynamo import is_restart
 from torchloom._torch.tensors import lives_on
-from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module, name_of
-from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.costs import CostTable
 from torchloom.deepcompile.site import Book
 from torchloom.errors import AgreementError, PassError, PeerLostError, own_error
-from torchloom.graph import GraphPass, PassContext, graph_digest
-from torchloom.log import get_logger
+from torchloom.graph import GraphPass, graph_digest
 from torchloom.memory import distinct_bytes
-from torchloom.pipeline.keys import common_key_of, facts_of
-from torchloom.pipeline.report import CompilePhase, CompileReport, GraphReport, log_phase, tell_peak
+from torchloom.pipeline.fallback import fall_back
+from torchloom.pipeline.ragged import CaptureCounts, SharedPlan, Texts, parameters_of
+from torchloom.pipeline.replan import Replan
+from torchloom.pipeline.report import GraphReport, tell_peak
 from torchloom.pipeline.rounds import compile_within_budget
-from torchloom.pipeline.second_plan import SecondPlan
-from torchloom.pipeline.shared_plan import Alike, Texts, parameters_of
-from torchloom.pipeline.sizes import Sizes
-from torchloom.plan import GraphPlan, Plan, Planner
+from torchloom.pipeline.setup import CompileSetup
+from torchloom.plan import GraphPlan, Plan
 from torchloom.position import POSITION
 from torchloom.shard.direct_uses import check_captured
 from torchloom.shard.regather import LIVE
 from torchloom.shard.writes import check_graph
 
-logger = get_logger(__name__)
-
 
 @dataclass(eq=False)  # Dynamo compares backends to tell compiled entries apart
-class CompileSession:
+class CompileSession(CompileSetup):
     """Compiles the graphs of one module.
 
     Example:
@@ -53,64 +45,35 @@ class CompileSession:
         >>> model.compile(backend=session)  # doctest: +SKIP
     """
 
-    passes: Sequence[GraphPass]
-    context: PassContext
-    backend: str | Callable[..., Any] = "inductor"
-    """"inductor", "aot_eager", "eager", or any registered name or callable."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Inductor settings."""
-    regions: bool = True
-    """Compile equal layers once, as one body."""
-    strict: bool = False
-    """Raise when weaving fails, instead of running eagerly."""
-    regather: bool = False
-    """Whether a graph that fell back saves shards for backward, not gathered weights (stage 3)."""
-    dump_dir: Path | None = None
-    """Folder for the text of each graph before and after each pass; passes then always run."""
-    announce: bool = True
-    """Whether this rank says in the log that a graph fell back."""
-    tell_phases_every_s: float | None = None
-    """Seconds after which the log says what a compile is busy with, again and again; None: never."""
-    debug_log: bool = False
-    """Log each pass, not only when debugging."""
-    tell: Callable[[str, str, str], None] | None = None
-    """Called with a graph's key, its outcome (equal on all ranks that compile it), and that in words."""
-    trial: SecondPlan | None = None
+    trial: Replan | None = None
     """A second plan that is being compiled for the first time."""
-    planner: Planner | None = None
-    """Chooses what backward computes again; None leaves it to torch's partitioner."""
-    alike: Alike | None = None
-    """Lets ranks whose batches differ in size plan alike."""
-    book: Book = field(default_factory=Book)
-    """What custom passes are told of the model and of all graphs."""
+    shared_plan: SharedPlan | None = None
+    """Lets ranks whose batches differ in size follow one plan."""
     standing: events.StandingFound | None = None
     """Memory used outside the graphs; emitted with each compiled graph if a recorder listens."""
     before_forward: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
     """Called with the arguments of each call of the module before it."""
     keeps: object = None
     """Objects that woven graphs need while they run; the session keeps them alive."""
-    report: CompileReport = field(default_factory=CompileReport)
-    _rounds: list[int] = field(default_factory=lambda: [0])
-    """Where in the report each compile of the module begins."""
-    _given_up: list[tuple[int, int]] = field(default_factory=list)
-    """Which graphs of the report belong to second plans that were given up."""
     _woven: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """For each compiled graph: its parameters, and the resident ones when it was compiled."""
-
-    _sizes: Sizes = field(default_factory=Sizes)
-    _phase_end: threading.Event = field(default_factory=threading.Event)
-    """Ends what the log says of the phase now."""
+    _captures: CaptureCounts = field(default_factory=CaptureCounts)
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
         """Compile one captured graph: the signature of a torch.compile backend."""
         name = f"graph{len(self.report.graphs)}"
+        digest = graph_digest(gm.graph)
         report = GraphReport(
-            name, len(gm.graph.nodes), name_of(self.backend), graph_digest(gm.graph)
+            name,
+            len(gm.graph.nodes),
+            name_of(self.backend),
+            digest,
+            graph_id=self.book.page(digest).graph_id,
+            round=self.round,
+            batch_bytes=_batch_bytes(example_inputs),
         )
-        report.batch_bytes = _batch_bytes(example_inputs)
-        report.graph_id = self.book.page(report.digest).graph_id
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         try:
@@ -124,13 +87,6 @@ class CompileSession:
             self.tell_phase("", name)
         return LIVE.apart(compiled) if self.regather else compiled
 
-    def tell_phase(self, name: str, graph: str) -> None:
-        """Note what a compile is busy with; see `CompileReport.phase`."""
-        self._phase_end.set()
-        self.report.phase = CompilePhase(name, graph, time.monotonic()) if name else None
-        if self.report.phase is not None and self.tell_phases_every_s is not None:
-            self._phase_end = log_phase(self.report.phase, self.tell_phases_every_s)
-
     def _compile_graph(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], report: GraphReport
     ) -> Callable[..., Any]:
@@ -142,7 +98,7 @@ class CompileSession:
             compiled = self._weave(gm, unwoven, example_inputs, report)
         else:
             compiled = self._weave_on_trial(self.trial, unwoven, example_inputs, report)
-        self._sizes.count(report.name, unwoven.graph)
+        self._captures.count(report.name, unwoven.graph)
         if self.tell is not None:
             words = f"runs {report.name} woven"
             if report.fallback is not None:
@@ -172,46 +128,51 @@ class CompileSession:
         Raises:
             Exception: whatever a compiler raises; and what passes raise, with `strict` or on trial.
         """
-        alike, planner = self.alike, self.planner
-        if alike is not None and planner is not None:
-            alike.before(gm, example_inputs, report, planner)
+        shared, planner = self.shared_plan, self.planner
+        if shared is not None and planner is not None:
+            shared.before(gm, example_inputs, report, planner)
         try:
             known = frozenset(self.book.residents)
             compiled = compile_within_budget(
-                self, self._compile, gm, unwoven, example_inputs, report
+                self,
+                gm,
+                unwoven,
+                example_inputs,
+                report,
+                backward_at_once=self.trial is not None,
             )
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:  # a user's pass or a compiler may raise anything
             if is_restart(error):
                 raise
-            if is_trial and alike is not None and planner is not None:
-                alike.after(report, planner)  # others may wait for this rank's plan
+            if is_trial and shared is not None and planner is not None:
+                shared.after(report, planner)  # others may wait for this rank's plan
             if self.strict or is_trial or not isinstance(own_error(error), PassError):
                 raise
-            compiled = self._fall_back(unwoven, report, error)
-        if alike is not None and planner is not None:
-            alike.after(report, planner)
+            compiled = fall_back(self, unwoven, report, error)
+        if shared is not None and planner is not None:
+            shared.after(report, planner)
         return compiled
 
     def _weave_on_trial(
         self,
-        trial: SecondPlan,
+        trial: Replan,
         unwoven: fx.GraphModule,
         example_inputs: Sequence[Any],
         report: GraphReport,
     ) -> Callable[..., Any]:
         """Compile one graph by the second plan; if that fails on any rank, by the first; else run it eagerly."""
-        alike, planner = self.alike, self.planner
-        assert alike is not None and planner is not None, "a second plan without a planner"
+        shared, planner = self.shared_plan, self.planner
+        assert shared is not None and planner is not None, "a second plan without a planner"
         params = parameters_of(unwoven.graph)
-        is_shared = alike.is_shared(unwoven.graph) or params in trial.restarted
-        kinds, plans = alike.remember(), planner.remember()
+        is_shared = shared.is_shared(unwoven.graph) or params in trial.restarted
+        kinds, plans = shared.remember(), planner.remember()
         first, failure = trial.plans.costs, None
         all_figures = (first,) if trial.is_refused else (plans.costs, first)
         for number, figures in enumerate(all_figures):
-            planner.restore(replace(plans, costs=figures))
+            planner.restore(plans._replace(costs=figures))
             if is_shared and number:
-                alike.restore(kinds, without=unwoven.graph)
+                shared.restore(kinds - {params})
             compiled = failure = None
             try:
                 gm = copy_graph_module(unwoven)
@@ -231,15 +192,15 @@ class CompileSession:
         else:
             report.plan = None
             failure = failure or PassError("another rank cannot compile it")
-            compiled = self._fall_back(unwoven, report, failure)
+            compiled = fall_back(self, unwoven, report, failure)
         trial.restarted.discard(params)
         trial.compiled()
         if not is_shared:
             planner.costs = plans.costs  # later graphs plan by these
         return compiled
 
-    def start_second(self, texts: Texts, first: CostTable, keep: Callable[[], None]) -> None:
-        """Make the next compile that `begin` starts a trial of a second plan; `return_to_first` undoes it.
+    def start_replan(self, texts: Texts, first: CostTable, keep: Callable[[], None]) -> None:
+        """Make the next compile that `begin` starts a trial of a second plan; `give_up_replan` undoes it.
 
         Args:
             texts: tells all ranks a text.
@@ -247,15 +208,15 @@ class CompileSession:
             keep: is called once the second plan has been compiled on all ranks.
         """
         assert self.planner is not None, "a second plan without a planner"
-        plans = replace(self.planner.remember(), costs=first)
-        kinds = None if self.alike is None else self.alike.remember()
-        self.trial = SecondPlan(texts, plans, kinds, list(self._woven), keep)
+        plans = self.planner.remember()._replace(costs=first)
+        kinds = None if self.shared_plan is None else self.shared_plan.remember()
+        self.trial = Replan(texts, plans, kinds, list(self._woven), keep)
 
-    def conclude_second(self) -> Literal["open", "kept", "refused"] | None:
+    def conclude_replan(self) -> Literal["open", "kept", "refused"] | None:
         """Decide with all ranks, between two steps, what becomes of a second plan; None: there is none.
 
         All ranks must call. A plan that is kept is no longer on trial; where it is refused, the caller lets
-        the first plan's code run again and calls `return_to_first`.
+        the first plan's code run again and calls `give_up_replan`.
         """
         if self.trial is None:
             return None
@@ -264,15 +225,17 @@ class CompileSession:
             self.trial = None
         return became
 
-    def return_to_first(self) -> None:
+    def give_up_replan(self) -> None:
         """Restore the state before a second plan, whose code is no longer called."""
         trial, self.trial = self.trial, None
         assert trial is not None and self.planner is not None, "no second plan"
         self.planner.restore(trial.plans)
-        if self.alike is not None and trial.kinds is not None:
-            self.alike.restore(trial.kinds)
+        if self.shared_plan is not None and trial.kinds is not None:
+            self.shared_plan.restore(trial.kinds)
         self._woven[:] = trial.woven
-        self._given_up.append((self._rounds.pop(), len(self.report.graphs)))
+        for each in self.report.graphs:
+            each.round = 0 if each.round == self.round else each.round
+        self.round -= 1
         self.book.start_over(forget=False)
 
     @property
@@ -295,13 +258,9 @@ class CompileSession:
     @property
     def plans(self) -> tuple[GraphPlan, ...]:
         """Plans of the graphs that run now: those of the latest compile that captured any graph."""
-        graphs = self.report.graphs
-        void = {index for start, end in self._given_up for index in range(start, end)}
-        ends = [*self._rounds[1:], len(graphs)]
-        for start, end in zip(reversed(self._rounds), reversed(ends), strict=True):
-            if found := [graphs[index] for index in range(start, end) if index not in void]:
-                return tuple(each.plan for each in found if each.plan is not None)
-        return ()
+        last = max((each.round for each in self.report.graphs), default=0)
+        found = (each.plan for each in self.report.graphs if each.round == last > 0)
+        return tuple(plan for plan in found if plan is not None)
 
     def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
         """Return a backend for one compile of the module, with other passes if given.
@@ -311,76 +270,26 @@ class CompileSession:
         """
         if passes is not None:
             self.passes = passes
-        self.__dict__.pop("_common_key", None)
+        self.__dict__.pop("common_key", None)
         if self.planner is not None:
             self.planner.forget()
-        if self.alike is not None:
-            self.alike.start_over()
+        if self.shared_plan is not None:
+            self.shared_plan.start_over()
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
-        self._sizes.start_over()
-        self._rounds.append(len(self.report.graphs))
+        self._captures.start_over()
+        self.round += 1
         return _Round(self)
 
     def close(self) -> None:
         """Release the model, its optimizer and the objects that woven graphs kept; Dynamo may keep the code."""
-        self.keeps = self.planner = self.alike = self.trial = self.before_forward = None
+        self.keeps = self.planner = self.shared_plan = self.trial = self.before_forward = None
         self.book = Book()
-
-    def _compile(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], hooks: WeaveHooks
-    ) -> Callable[..., Any]:
-        if self.backend == "eager":
-            return gm.forward
-        if self.backend == "inductor":
-            return compile_with_inductor(gm, example_inputs, hooks, self.options)
-        if self.backend == "aot_eager":
-            return compile_with_aot(gm, example_inputs, hooks)
-        lower = self.backend
-        if isinstance(lower, str):
-            lower = lookup_backend(lower)
-        return compile_with_aot(gm, example_inputs, hooks, lower)
 
     @property
     def compiler_name(self) -> str:
         """What torch calls this backend in its messages."""
         return f"torchloom({name_of(self.backend)})"
-
-    @cached_property
-    def _common_key(self) -> str:
-        return common_key_of(self, self.context)
-
-    @property
-    def round_key(self) -> str:
-        """Equal on ranks that compile the same: passes and facts, and the number of compiles so far."""
-        return f"{self._common_key} {len(self._rounds)}"
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Return the parts of the key by name, so that ranks can name those that differ."""
-        return facts_of(self, self.context)
-
-    def _fall_back(
-        self, gm: fx.GraphModule, report: GraphReport, error: Exception
-    ) -> Callable[..., Any]:
-        cause = own_error(error) or error
-        report.fallback = f"{type(cause).__name__}: {cause}"
-        first_line = str(cause).splitlines()[0]
-        if self.announce and len(self.report.fallbacks) == 1:
-            logger.warning(
-                "weaving failed, the model runs eagerly sharded (correct, slower): %s. "
-                "Set compile.strict to make this an error",
-                first_line,
-            )
-        events.emit(events.PassesSkipped(reason=first_line))
-        if not self.regather:
-            return gm.forward
-
-        def run(*args: Any) -> Any:
-            with LIVE.forward_pass():
-                return gm.forward(*args)
-
-        return run
 
 
 class _Round:

@@ -28,6 +28,12 @@ from torchloom.plan import GraphPlan
 
 logger = get_logger(__name__)
 
+_DAMAGE = (
+    *(OSError, ArithmeticError, ValueError, LookupError),
+    *(TypeError, AttributeError, RecursionError),
+)
+"""What reading a file that is missing or damaged may raise."""
+
 
 class Decided(NamedTuple):
     """What was decided for one captured graph."""
@@ -68,20 +74,13 @@ def load(key: str) -> Decided | None:
     """Return what was decided for a graph that came from the caches, None when nothing is known."""
     try:
         found = json.loads(_path(key).read_text())
-        plan = found["plan"]
-        known = None if plan is None else GraphPlan.from_dict(plan)
-        peak = found.get("peak")  # older files have none
-        alive = None if peak is None else PeakContents.from_dict(peak)
-        return Decided(known, bool(found["wants_another"]), alive)
-    except (
-        OSError,
-        ArithmeticError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):
+        plan, peak = found["plan"], found["peak"]
+        return Decided(
+            None if plan is None else GraphPlan.from_dict(plan),
+            bool(found["wants_another"]),
+            None if peak is None else PeakContents.from_dict(peak),
+        )
+    except _DAMAGE:
         return None
 
 
@@ -101,7 +100,7 @@ def load_collectives(key: str, kind: str) -> dict[str, int]:
     try:
         found = json.loads(_path(f"{key}-{kind}").read_text())
         return {str(name): int(count) for name, count in found.items()}
-    except (OSError, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError):
+    except _DAMAGE:
         return {}
 
 

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
 from torch import fx
 
-import torchloom.passes
 from torchloom import events
 from torchloom._torch.dynamo import is_restart
+from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module
-from torchloom.capture import WeaveHooks
+from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Spot
 from torchloom.errors import RegionError, own_error
-from torchloom.graph import Choices, GraphPass, PassContext, graph_digest, options_of
+from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, expanded, micro_step
+from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.device import default_budget_bytes
-from torchloom.pipeline.identity import identity_of
-from torchloom.pipeline.keys import is_built_in, key_of
+from torchloom.pipeline.keys import identity_of, is_built_in
 from torchloom.pipeline.manager import PassManager
 from torchloom.pipeline.outlining import outline_graph
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
-from torchloom.pipeline.setup import Setup
+from torchloom.pipeline.setup import CompileSetup
 from torchloom.plan import GraphPlan
 from torchloom.regions import Outlined
 
 logger = get_logger(__name__)
-
-Compile = Callable[[fx.GraphModule, Sequence[Any], WeaveHooks], Callable[..., Any]]
-"""A route of capture: `(captured graph, its inputs, the rewrites) -> code`."""
 
 
 @dataclass(eq=False)
@@ -51,23 +47,21 @@ class Weaving:
     Args:
         setup: the session.
         report: of this graph; filled.
-        context: what passes may know of it.
         calling: describes the call (shapes, gradients, autocast), which selects one of several codes.
         ignores_caches: whether the compiler must not take the graphs from its caches.
-        tell_phase: told what the compile is busy with, "" when it is not.
+        flat_because: why equal parts are compiled one by one; empty: they may become calls of one body.
+        must_outline: whether equal parts that cannot become calls are an error: to compile them one by one takes
+            too long.
+        backward_at_once: see `WeaveHooks`.
     """
 
-    setup: Setup
+    setup: CompileSetup
     report: GraphReport
-    context: PassContext
-    calling: str = ""
+    calling: str
     ignores_caches: bool = False
-    tell_phase: Callable[[str, str], None] = lambda name, graph: None
-    """Told what the compile is busy with, and the graph that it is about."""
     flat_because: tuple[str, ...] = ()
-    """Why equal parts are compiled one by one; empty: they may become calls of one body."""
     must_outline: bool = False
-    """Whether equal parts that cannot become calls are an error: to compile them one by one takes too long."""
+    backward_at_once: bool = False
     wants_another: bool = False
     """Whether planning again with the measured need of this code may give a better plan."""
     lacks_plan: bool = False
@@ -79,22 +73,8 @@ class Weaving:
     """A copy of the woven forward graph: compilers rewrite the original before backward is woven."""
     _is_finished: bool = False
 
-    def compile(
-        self,
-        compile_graph: Compile,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        *,
-        backward_at_once: bool,
-    ) -> Callable[..., Any]:
-        """Compile a captured graph, its equal parts as one body if that can be done.
-
-        Args:
-            compile_graph: runs a route of capture.
-            gm: the graph, which compilers may rewrite.
-            example_inputs: its inputs.
-            backward_at_once: see `WeaveHooks`.
-        """
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a captured graph, which compilers may rewrite: its equal parts as one body if that can be done."""
         self._tell_phase("trace")
         outlined = (
             outline_graph(self.setup, gm, example_inputs)
@@ -103,11 +83,10 @@ class Weaving:
         )
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
-        hooks = self._hooks(outlined, backward_at_once=backward_at_once)
         if not outlined.bodies:
-            return compile_graph(gm, example_inputs, hooks)
+            return self._lower(outlined, example_inputs)
         try:
-            return compile_graph(outlined.graph_module, example_inputs, hooks)
+            return self._lower(outlined, example_inputs)
         except Exception as error:  # compilers raise anything, also of a body alone
             refusal = own_error(error)
             if is_restart(error) or not isinstance(refusal, RegionError | None):
@@ -125,10 +104,21 @@ class Weaving:
         if self.setup.planner is not None and self.report.plan is not None:
             self.setup.planner.drop(self.report.plan)
             self.report.plan = None
-        hooks = self._hooks(Outlined(gm), backward_at_once=backward_at_once)
-        return compile_graph(gm, example_inputs, hooks)
+        return self._lower(Outlined(gm), example_inputs)
 
-    def _hooks(self, outlined: Outlined, *, backward_at_once: bool) -> WeaveHooks:
+    def _lower(self, outlined: Outlined, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph by the route that the wanted backend needs."""
+        setup, gm = self.setup, outlined.graph_module
+        hooks = self._hooks(outlined)
+        if setup.backend == "eager":
+            return gm.forward
+        if setup.backend == "inductor":
+            return compile_with_inductor(gm, inputs, hooks, setup.options)
+        if setup.backend == "aot_eager":
+            return compile_with_aot(gm, inputs, hooks)
+        return compile_with_aot(gm, inputs, hooks, lookup_backend(setup.backend))
+
+    def _hooks(self, outlined: Outlined) -> WeaveHooks:
         bodies = outlined.bodies
         split = None if self._split is None else functools.partial(self._split, bodies=bodies)
 
@@ -139,14 +129,14 @@ class Weaving:
             partition=split,
             compiled=self._compiled,
             # A plan is judged by the code that Inductor writes for both graphs.
-            backward_at_once=backward_at_once
+            backward_at_once=self.backward_at_once
             or (split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
             phase=self._tell_phase,
         )
 
     def _tell_phase(self, name: str) -> None:
-        self.tell_phase(name, self.report.name)
+        self.setup.tell_phase(name, self.report.name)
 
     def finish(self) -> None:
         """Complete the report with what was woven and the peak of the compiled code."""
@@ -183,7 +173,7 @@ class Weaving:
             logger.info("%s: the peak is that of the graphs, not of the code", self.report.name)
             return
         least = min(plan.min_peak_bytes, peak_bytes)  # code may need less than any of the graphs
-        plan = dataclasses.replace(plan, peak_bytes=peak_bytes, min_peak_bytes=least)
+        plan = replace(plan, peak_bytes=peak_bytes, min_peak_bytes=least)
         self.report.plan = plan
         planner.learn(plan)
         self.wants_another = planner.has_another(plan)
@@ -208,7 +198,7 @@ class Weaving:
     @cached_property
     def _key(self) -> str:
         planner = self.setup.planner
-        return key_of(self.setup, self.context, "" if planner is None else planner.key)
+        return self.setup.key("" if planner is None else planner.key)
 
     @cached_property
     def _cache_key(self) -> str | None:
@@ -227,14 +217,14 @@ class Weaving:
         setup, report = self.setup, self.report
         page = setup.book.page(report.digest)
         if stage == "joint":
-            page.read_joint(gm, kind == "joint", self.context.handle or None)
-        context = dataclasses.replace(self._context_of(kind), params=dict(page.params))
+            page.read_joint(gm, kind == "joint", setup.context.handle or None)
+        context = replace(self._context_of(kind), params=dict(page.params))
         spot = Spot(
-            setup.book, page, self.context.world_size, default_budget_bytes(), report.batch_bytes
+            setup.book, page, setup.context.world_size, default_budget_bytes(), report.batch_bytes
         )
         passes = [_bound(each, spot) for each in self._passes_of(stage)]
         level = logging.INFO if setup.debug_log else logging.DEBUG
-        manager = PassManager(passes, context, setup.dump_dir, level)
+        manager = PassManager(passes, setup.dump_dir, level)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         spot.leave(gm, context)
         if stage == "lowered" and setup.tell is not None and _see_beyond(setup.passes):
@@ -291,30 +281,28 @@ class Weaving:
             # Users' passes may have side effects, so trials run only built-in passes.
             passes = [each for each in self._passes_of("lowered") if is_built_in(each)]
             trial = GraphReport(f"{report.name}.trial", 0, "", "")
-            context = dataclasses.replace(
+            context = replace(
                 self._context_of(kind),
                 choices=choices,
                 params=self.setup.book.page(report.digest).params,
             )
-            PassManager(passes, context, is_trial=True).run(gm, context, f"trial.{kind}", trial)
+            PassManager(passes, is_trial=True).run(gm, context, f"trial.{kind}", trial)
 
         return PlannedSplit(
-            self.setup.planner, self.context, lower, report, self.setup.passes, self._tell_phase
+            self.setup.planner,
+            self.setup.context,
+            lower,
+            report,
+            {each.name: each for each in self.setup.passes},
+            self._tell_phase,
         )
 
     def _context_of(self, kind: GraphKind) -> PassContext:
-        return dataclasses.replace(
-            self.context,
+        return replace(
+            self.setup.context,
             is_backward=kind == "backward",
             choices=self._choices(),
-            bound_options=self._options,
         )
-
-    @cached_property
-    def _options(self) -> dict[str, dict[str, object]]:
-        return {
-            each.name: {**options_of(each.fn), **dict(each.options)} for each in self.setup.passes
-        }
 
     def _passes_of(self, stage: str) -> list[GraphPass]:
         """Return the passes of a stage; `selective_gather` runs last, as passes before it choose residents."""
@@ -325,30 +313,30 @@ class Weaving:
             ]  # the plan itself offloads what it names
         if stage == "lowered" and self.setup.book.residents:
             found = [each for each in found if each.name != SELECTIVE]
-            found.append(torchloom.passes.PASSES[SELECTIVE])
+            found.append(PASSES[SELECTIVE])
         return found
 
     def _choices(self) -> Choices | None:
         """Return what the plan chose, and the residents that passes asked for."""
         plan, asked = self.report.plan, frozenset(self.setup.book.residents)
-        choices = self.context.choices
+        choices = self.setup.context.choices
         if plan is None and not asked:
             return choices
         choices = choices or Choices()
         if plan is not None:
-            choices = dataclasses.replace(
+            choices = replace(
                 choices,
                 resident=frozenset(plan.resident),
                 bucket_bytes=plan.bucket_bytes,
                 prefetch_bytes=plan.prefetch_bytes,
             )
-        return dataclasses.replace(choices, resident=choices.resident | asked)
+        return replace(choices, resident=choices.resident | asked)
 
 
 def _bound(each: GraphPass, spot: Spot) -> GraphPass:
     """Bind a pass of another form to the place where it runs."""
     adapted = adapted_of(each)
-    return each if adapted is None else dataclasses.replace(each, fn=adapted.at(spot))
+    return each if adapted is None else replace(each, fn=adapted.at(spot.argument))
 
 
 def _see_beyond(passes: Sequence[GraphPass]) -> bool:

@@ -1,16 +1,17 @@
-"""Combinations of the uses of memory: forms, weights and shards that stay, transfers in flight."""
+"""List the ways in which a plan can use memory: forms, weights and shards that stay, transfers in flight."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchloom.costs import CostTable, link_us
+from torchloom.costs import link_us
 from torchloom.plan.form import GraphForm
 from torchloom.plan.limits import PlanLimits
-from torchloom.plan.problem import CONFIGURED, KeptOnDevice, PlanningProblem, TransferSizes
+from torchloom.plan.problem import KeptOnDevice, PlanningProblem
+from torchloom.plan.transfer_sizes import CONFIGURED, TransferSizes
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 """Of the bytes of all weights: how many stay gathered in a combination. Of all shards: how many on
@@ -34,12 +35,12 @@ class Combination:
     """What its peak may be; None for no bound."""
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> tuple[Hashable, ...]:
         """Equal for equal combinations of a search."""
         return *self.gathers, self.copy_share
 
     @property
-    def gathers(self) -> tuple[object, ...]:
+    def gathers(self) -> tuple[Hashable, ...]:
         """What it decides about the form and its gathers."""
         return id(self.form), self.transfers, self.gather_share
 
@@ -71,11 +72,9 @@ def plain_combination(
 
 
 def combinations(
-    forms: Collection[GraphForm],
+    forms: Sequence[GraphForm],
     limits: PlanLimits,
-    costs: CostTable,
     *,
-    micro_steps: int,
     may_be_lean: bool,
 ) -> Iterator[Combination]:
     """Yield all combinations of forms, transfers in flight, and weights and shards that stay.
@@ -83,12 +82,9 @@ def combinations(
     Args:
         forms: of one graph.
         limits: what a plan of the graph may take.
-        costs: times of collectives and copies.
-        micro_steps: runs of the graph per optimizer step, in which a weight that stays is gathered
-            once and its shard copied once.
         may_be_lean: whether transfers may be slower for the sake of memory.
     """
-    problem, before = next(iter(forms)).problem, limits.kept_before
+    problem, before, costs = forms[0].problem, limits.kept_before, forms[0].costs
     weights = _without(problem.weight_bytes, before.weight_bytes)
     shards = _without(problem.shard_bytes, before.shard_bytes)
     # Only parts of the sum count, and those depend little on the number of ranks.
@@ -107,7 +103,9 @@ def combinations(
             if limits.kept_bytes is not None and kept.num_bytes > limits.kept_bytes:
                 continue
             saved_us = [
-                us / micro_steps if n in stay else us for n, us in copy_us.items() if n in on_device
+                us / limits.micro_steps if n in stay else us
+                for n, us in copy_us.items()
+                if n in on_device
             ]
             gather_share = _part((gather_us[name] for name in stay), gather_us.values())
             copy_share = _part(saved_us, copy_us.values())

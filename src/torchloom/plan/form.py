@@ -6,17 +6,25 @@ recomputation that no other one beats in both time and memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import fx
 
-from torchloom.costs import CostTable, measured_us, node_us
+from torchloom.costs import CostTable, node_us
 from torchloom.graph import droppable, movable, source_of
-from torchloom.memory import CalledPart, WorkspaceTable
+from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import JointModel, joint_model
 from torchloom.plan.frontier import Frontier, FrontierPoint, crossing, frontier, peaks_under
 from torchloom.plan.problem import PlanCandidate, PlanningProblem, TrialResult
+
+_SHARES = (0.25, 0.5, 1.0, 2.0)
+"""Of what a link can carry while compute runs: how much is offloaded, beside all that may be."""
+_CHEAP = 0.25
+"""What takes less than this part of a copy's time to compute again is never copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +49,40 @@ class Offload:
         """Names of the values that wait."""
         return frozenset(each.node.name for each in self.values)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all values that wait."""
-        return sum(each.num_bytes for each in self.values)
 
-
-@dataclass(slots=True)
+@dataclass
 class GraphForm:
     """One form of a joint graph: its memory, its times and the frontier of its recomputation."""
 
     problem: PlanningProblem
+    costs: CostTable
+    workspaces: WorkspaceTable
+    offload: Offload
     model: JointModel
     may_drop: set[int]
     """Nodes whose values may be computed again, by index."""
     cost_us: list[float]
     """By index of a node."""
     frontier: Frontier
-    measured_us: float = 0.0
-    """Of the time of all nodes, what was measured."""
-    offload: Offload = field(default_factory=Offload)
     results: dict[PlanCandidate, TrialResult] = field(default_factory=dict)
     """What trials of this form have found."""
     _offloaded: dict[tuple[frozenset[str], frozenset[str]], GraphForm] = field(default_factory=dict)
-    _movable: dict[fx.Node, fx.Node] | None = None
 
-    @property
+    @cached_property
     def compute_us(self) -> float:
         """Time of all operators, each once."""
         return sum(self.cost_us)
 
-    @property
+    @cached_property
     def movable(self) -> dict[fx.Node, fx.Node]:
         """Nodes whose memory may wait on the host, with the node that owns that memory."""
-        if self._movable is None:
-            self._movable = movable(self.problem.joint)
-        return self._movable
+        return movable(self.problem.joint)
+
+    @property
+    def copied_us(self) -> float:
+        """What copies of its offloaded activations take from compute at least."""
+        num_bytes = sum(each.num_bytes for each in self.offload.values)
+        return self.costs.device.link_load * self.costs.device.round_trip_us() * num_bytes
 
     def names(self, point: FrontierPoint) -> frozenset[str]:
         """Return the values that forward does not hand to backward at a point of the frontier."""
@@ -90,47 +96,44 @@ class GraphForm:
         """Return the nodes of forward that backward runs again at a point."""
         return frozenset(peaks_under(self.model, self.may_drop, point.dropped).recomputed)
 
-    def offloaded(self, offload: Offload, costs: CostTable, table: WorkspaceTable) -> GraphForm:
-        """Return the form in which values of this one wait in host memory; made once.
+    def offloaded(self) -> Iterator[GraphForm]:
+        """Yield the forms in which a few sets of values wait in host memory, from little to all that may; made once."""
+        assert self.problem.offload is not None
+        for offload in self._offload_sets():
+            key = offload.names, offload.recompute
+            if key not in self._offloaded:
+                problem = self.problem.offload(*key)
+                self._offloaded[key] = form_of(problem, self.costs, self.workspaces, offload)
+            yield self._offloaded[key]
 
-        Args:
-            offload: which values, and what is computed again from them.
-            costs: times of operators.
-            table: what operators allocate for themselves.
-        """
-        key = offload.names, offload.recompute
-        if key not in self._offloaded:
-            assert self.problem.offload is not None
-            self._offloaded[key] = form_of(self.problem.offload(*key), costs, table, offload)
-        return self._offloaded[key]
+    def _offload_sets(self) -> Iterator[Offload]:
+        device = self.costs.device
+        bytes_per_s = min(device.d2h_bytes_per_s, device.h2d_bytes_per_s)
+        cheap = self._last_below(_CHEAP * 1e6 / bytes_per_s)
+        waiting = []
+        for index, size in self.handed_over(cheap).items():
+            node = self.model.nodes[index]
+            if size >= self.problem.offload_min_bytes and self.movable.get(node) is node:
+                waiting.append(OffloadedValue(node, size, self.cost_us[index]))
+        # What is dear to make again for its size; of equals the first ones wait longest.
+        waiting.sort(key=lambda each: -each.cost_us / max(each.num_bytes, 1))
+        halves_us = [0.0, 0.0]
+        for inside, us in zip(self.model.in_forward, self.cost_us, strict=True):
+            halves_us[inside] += us
+        capacity_bytes = bytes_per_s * min(halves_us) / 1e6
+        ends = list(itertools.accumulate(each.num_bytes for each in waiting))
+        counts = {bisect.bisect_right(ends, share * capacity_bytes) for share in _SHARES}
+        for count in sorted((counts | {len(waiting)}) - {0}):
+            yield Offload(tuple(waiting[:count]), self.names(cheap))
 
-
-class FormCache:
-    """Forms of graphs, for as long as times are what they were: a graph is planned several times."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[GraphForm, CostTable]] = []
-
-    def form_of(
-        self, problem: PlanningProblem, costs: CostTable, workspaces: WorkspaceTable
-    ) -> GraphForm:
-        """Return the form of this very problem under this very table, made where it is new.
-
-        Args:
-            problem: the graph as it was captured.
-            costs: times of its operators.
-            workspaces: what operators allocate for themselves; unknown ones are probed.
-        """
-        for known, table in self._known:
-            if known.problem is problem and table is costs:
-                return known
-        made = form_of(problem, costs, workspaces)
-        self._known.append((made, costs))
-        return made
-
-    def clear(self) -> None:
-        """Drop all forms: graphs or times are about to change."""
-        self._known.clear()
+    def _last_below(self, us_per_byte: float) -> FrontierPoint:
+        """Return the last point from fast to small that costs less per freed byte than a price."""
+        points = self.frontier.points
+        for faster, smaller in itertools.pairwise(points):
+            freed_bytes = faster.peak_bytes - smaller.peak_bytes
+            if smaller.extra_us - faster.extra_us > us_per_byte * freed_bytes:
+                return faster
+        return points[-1]
 
 
 def form_of(
@@ -150,7 +153,9 @@ def form_of(
     joint = problem.joint
     workspaces.probe(joint.nodes)
     model = joint_model(joint, problem.num_results, workspaces)
-    may_drop = droppable(joint) - _results_of(problem.parts)
+    # What calls of bodies return is there whatever their backwards compute again.
+    returned = {source_of(node) for part in problem.parts for node in part.results}
+    may_drop = droppable(joint) - returned
     indices = {i for i, node in enumerate(model.nodes) if node in may_drop}
     cost_us = [
         0.0 if model.is_input[i] else node_us(node, costs) for i, node in enumerate(model.nodes)
@@ -163,13 +168,9 @@ def form_of(
         max_simulations=num_simulations(len(model.nodes)),
         parts={i: kinds[node] for i, node in enumerate(model.nodes) if node in kinds},
     )
-    measured = sum(measured_us(node, costs) or 0.0 for node in model.nodes)
-    return GraphForm(problem, model, indices, cost_us, points, measured, offload or Offload())
-
-
-def _results_of(parts: Sequence[CalledPart]) -> set[fx.Node]:
-    """Return what calls of bodies return: it is there whatever their backwards compute again."""
-    return {source_of(node) for part in parts for node in part.results}
+    return GraphForm(
+        problem, costs, workspaces, offload or Offload(), model, indices, cost_us, points
+    )
 
 
 def num_simulations(num_nodes: int) -> int:

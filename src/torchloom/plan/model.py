@@ -142,7 +142,7 @@ class GraphPlan:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
-    def sends(self) -> tuple[object, ...]:
+    def traffic_key(self) -> tuple[object, ...]:
         """All that decides which collectives run, equal for graphs that differ in sizes alone."""
         crossing = ("recompute", "offload")
         return (

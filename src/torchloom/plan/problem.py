@@ -10,23 +10,7 @@ from torch import fx
 
 from torchloom.memory import CalledPart
 from torchloom.plan.traffic import Traffic
-
-
-class TransferSizes(NamedTuple):
-    """How much of a graph's transfers is in flight at a time; None is what the config says."""
-
-    bucket_bytes: int | None = None
-    """Gathers and reductions are merged up to this size."""
-    prefetch_bytes: int | None = None
-    """Weights gathered ahead of their use."""
-
-    @property
-    def is_lean(self) -> bool:
-        """Whether memory is all that it can gain."""
-        return self.bucket_bytes is not None
-
-
-CONFIGURED = TransferSizes()
+from torchloom.plan.transfer_sizes import CONFIGURED, TransferSizes
 
 
 class PlanCandidate(NamedTuple):

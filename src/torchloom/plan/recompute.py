@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchloom.plan.combinations import Combination
-from torchloom.plan.estimates import copied_us
 from torchloom.plan.frontier import FrontierPoint
 from torchloom.plan.problem import TrialResult
-from torchloom.plan.trials import Trials
-from torchloom.plan.tried import TriedPlan, better
+from torchloom.plan.trials import Trials, TriedPlan
 
 _GUESSES = 6
 """Trials whose results say where to try next; behind them the rest is halved."""
@@ -27,11 +24,10 @@ def improved(best: TriedPlan, combination: Combination, trials: Trials) -> Tried
     """
     limit_us = best.added_us if best.fits else None
     if limit_us is not None:
-        least_us = _least_us(combination, trials) + copied_us(combination.form, trials.costs)
+        least_us = _least_us(combination, trials) + combination.form.copied_us
         if least_us >= limit_us:
             return best  # the room would cost more than could be gained
-    found = fastest_recomputation(combination, trials, limit_us)
-    return better(best, found)
+    return best.or_better(fastest_recomputation(combination, trials, limit_us))
 
 
 def fastest_recomputation(
@@ -49,7 +45,7 @@ def fastest_recomputation(
     """
     tried, allowed_bytes = _TriedPoints(combination, trials), combination.allowed_bytes
     # Peaks of graphs that call bodies are expected well enough to try first what is expected to fit.
-    is_unknown = trials.estimates.behind_bytes(combination) is None
+    is_unknown = trials.behind_bytes(combination) is None
     if allowed_bytes is None or (is_unknown and not combination.form.problem.parts):
         tried.run(0)
     if allowed_bytes is None:
@@ -61,10 +57,10 @@ def fastest_recomputation(
             tried.run(0)  # what is computed again may need more than it frees
         return tried.plan(min(tried.results, key=lambda at: tried.results[at].peak_bytes))
     first = min(fitting)
-    roomy = tried.fastest_with_states(first, allowed_bytes)
+    roomy = tried.fastest_with_states(first)
     if roomy == first or tried.run(roomy).peak_bytes > allowed_bytes:
         return tried.plan(first)
-    return better(tried.plan(first), tried.plan(roomy))
+    return tried.plan(first).or_better(tried.plan(roomy))
 
 
 def without_recomputation(combination: Combination, trials: Trials) -> TriedPlan:
@@ -95,10 +91,10 @@ class _TriedPoints:
 
     def plan(self, at: int) -> TriedPlan:
         """Return the plan of a point that was tried."""
-        made, result = self.combination, self.results[at]
+        result = self.results[at]
         least_bytes = min(each.peak_bytes for each in self.results.values())
-        states_us = self.trials.limits.states_us(made.allowed_bytes, result.peak_bytes, made.kept)
-        return TriedPlan(made, self.points[at], result, least_bytes, states_us)
+        states_us = self.trials.states_us(self.combination, result.peak_bytes)
+        return TriedPlan(self.combination, self.points[at], result, least_bytes, states_us)
 
     def search(self, allowed_bytes: int, limit_us: float | None) -> None:
         """Try points until the first one that fits is known.
@@ -114,7 +110,7 @@ class _TriedPoints:
             limit_us: see `fastest_recomputation`.
         """
         points, trials = self.points, self.trials
-        room_bytes = allowed_bytes - (trials.estimates.behind_bytes(self.combination) or 0)
+        room_bytes = allowed_bytes - (trials.behind_bytes(self.combination) or 0)
         at, low, high = self._first_within(room_bytes), -1, len(points)
         trusts, moved = bool(self.combination.form.problem.parts), 0
         for turn in itertools.count():
@@ -136,7 +132,7 @@ class _TriedPoints:
             if at == high:  # on to faster points
                 aim = min(aim, at - 1, at + 2 * min(moved, 0))
                 if trusts:
-                    least_bytes = trials.estimates.least_behind_bytes
+                    least_bytes = trials.least_behind_bytes
                     hoped = self._first_within(allowed_bytes - least_bytes)
                     aim = min(aim, hoped) if hoped > low else aim
             else:
@@ -150,22 +146,17 @@ class _TriedPoints:
         found = (at for at, point in enumerate(points) if point.peak_bytes <= room_bytes)
         return next(found, len(points) - 1)
 
-    def fastest_with_states(self, first: int, allowed_bytes: int) -> int:
-        """Return the point from `first` on that is fastest with the states that it leaves room for.
-
-        Args:
-            first: the first point that fits.
-            allowed_bytes: what a peak may be.
-        """
-        points, kept, limits = self.points, self.combination.kept, self.trials.limits
+    def fastest_with_states(self, first: int) -> int:
+        """Return the point from the first one that fits on that is fastest with the states that it leaves room for."""
         # Passes behind the split took this away.
-        saved_bytes = points[first].peak_bytes - self.results[first].peak_bytes
+        saved_bytes = self.points[first].peak_bytes - self.results[first].peak_bytes
 
         def expected_us(at: int) -> float:
-            peak_bytes = points[at].peak_bytes - saved_bytes
-            return points[at].extra_us + limits.states_us(allowed_bytes, peak_bytes, kept)
+            point = self.points[at]
+            peak_bytes = point.peak_bytes - saved_bytes
+            return point.extra_us + self.trials.states_us(self.combination, peak_bytes)
 
-        return min(range(first, len(points)), key=expected_us)
+        return min(range(first, len(self.points)), key=expected_us)
 
 
 def expected_us(combination: Combination, trials: Trials, behind_bytes: int) -> float:
@@ -179,21 +170,19 @@ def expected_us(combination: Combination, trials: Trials, behind_bytes: int) -> 
     allowed_bytes, points = combination.allowed_bytes, combination.form.frontier.points
     if allowed_bytes is None:
         return points[0].extra_us
-
-    def fitting() -> Iterator[float]:
-        for point in points:
-            peak_bytes = point.peak_bytes + behind_bytes
-            if peak_bytes <= allowed_bytes:
-                states_us = trials.limits.states_us(allowed_bytes, peak_bytes, combination.kept)
-                yield point.extra_us + states_us
-
-    return min(fitting(), default=float("inf"))
+    peaks = ((point, point.peak_bytes + behind_bytes) for point in points)
+    found = (
+        point.extra_us + trials.states_us(combination, peak_bytes)
+        for point, peak_bytes in peaks
+        if peak_bytes <= allowed_bytes
+    )
+    return min(found, default=float("inf"))
 
 
 def _least_us(combination: Combination, trials: Trials) -> float:
     """Return what recomputing takes at least, whatever later passes add to the peak."""
     frontier, allowed_bytes = combination.form.frontier, combination.allowed_bytes
-    behind_bytes = trials.estimates.behind_bytes(combination)
+    behind_bytes = trials.behind_bytes(combination)
     if allowed_bytes is None or behind_bytes is None:
         return frontier.points[0].extra_us
     point = frontier.within(allowed_bytes - min(0, behind_bytes))

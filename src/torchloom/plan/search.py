@@ -15,86 +15,203 @@ step, so memory is saved where that costs least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 
-from torchloom.costs import CostTable
-from torchloom.memory import WorkspaceTable
+from torch import fx
+
+from torchloom.costs import measured_us
+from torchloom.memory import module_of
 from torchloom.plan.bound import least_added_us
-from torchloom.plan.combinations import plain_combination
-from torchloom.plan.combine import best_combination
-from torchloom.plan.form import FormCache, GraphForm
+from torchloom.plan.combinations import Combination, combinations, plain_combination
+from torchloom.plan.follow import op_of, places_of
+from torchloom.plan.form import GraphForm
+from torchloom.plan.frontier import FrontierPoint
 from torchloom.plan.limits import PlanLimits
-from torchloom.plan.model import GraphPlan
-from torchloom.plan.offloads import offload_sets
-from torchloom.plan.problem import CONFIGURED, PlanningProblem
-from torchloom.plan.recompute import fastest_recomputation, improved, without_recomputation
-from torchloom.plan.trials import Trials
-from torchloom.plan.tried import TriedPlan
-from torchloom.plan.write import write_plan
+from torchloom.plan.model import Decision, GraphPlan
+from torchloom.plan.recompute import (
+    expected_us,
+    fastest_recomputation,
+    improved,
+    without_recomputation,
+)
+from torchloom.plan.transfer_sizes import CONFIGURED
+from torchloom.plan.trials import NOTICEABLE, Trials, TriedPlan
 
 
-@dataclass
-class Search:
-    """Searches the plan of one joint graph.
+def best_plan(base: GraphForm, limits: PlanLimits, digest: str) -> GraphPlan:
+    """Return the plan of the best candidate; it may not fit if none does.
 
     Args:
-        costs: times.
-        workspaces: what operators allocate for themselves; unknown ones are probed.
+        base: the graph as it was captured: its exact memory, its times, and the frontier of recomputation.
         limits: what the plan may take.
-        forms: forms of graphs that were described before.
-        micro_steps: runs of the graph per optimizer step.
+        digest: of the graph.
     """
+    plans, trials = [], Trials(base.costs.device, limits)
+    for best in _best_first(base, trials):
+        # 4. What no plan within the limits undercuts, then the plan with its reasons.
+        bound_us = least_added_us(best, base, trials)
+        plans.append(_written(best, digest, limits.budget_bytes, bound_us))
+        if not limits.overhead.knows(plans[-1]) or limits.overhead.fits(plans[-1]):
+            return plans[-1]
+    return plans[0]
 
-    costs: CostTable
-    workspaces: WorkspaceTable
-    limits: PlanLimits
-    forms: FormCache = field(default_factory=FormCache)
-    micro_steps: int = 1
-    _trials: Trials = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._trials = Trials(self.costs, self.limits)
+def _best_first(base: GraphForm, trials: Trials) -> Iterator[TriedPlan]:
+    """Yield the best candidate, then the one to compile if the code of that is known not to fit."""
+    problem, limits = base.problem, trials.limits
+    # 1. The fastest point of the frontier that fits, with all else as the config says.
+    best = fastest_recomputation(plain_combination(base, limits), trials)
+    # 2. Where memory is short: activations that wait on the host, each set with its frontier.
+    states_bytes = 0 if limits.states is None else limits.states.total_bytes
+    forms, is_short = [base], best.is_short_of_memory(states_bytes)
+    if problem.offload is not None and is_short:
+        for form in base.offloaded():
+            forms.append(form)
+            best = improved(best, plain_combination(form, limits), trials)
+    # 3. All uses of memory together: what promises most is tried, until nothing promises more.
+    if problem.run_trial is not None:
+        best = _best_combination(best, forms, trials, may_be_lean=is_short)
+    yield best
+    # Compilers fuse best what is computed once: code that keeps every value may need less than
+    # that of the smallest graph. Transfers are as small as they may be.
+    kept = [
+        without_recomputation(plain_combination(base, limits, transfers), trials)
+        for transfers in (CONFIGURED, *problem.transfers)
+    ]
+    yield min(kept, key=lambda each: each.total_bytes)
 
-    def run(self, problem: PlanningProblem, digest: str) -> GraphPlan:
-        """Return the plan of the best candidate; it may not fit if none does.
 
-        Args:
-            problem: the graph, and what may be decided about it.
-            digest: of the graph.
-        """
-        # 1. Describe the graph: its exact memory, its times, and the frontier of recomputation.
-        base = self.forms.form_of(problem, self.costs, self.workspaces)
-        plans = []
-        for best in self._best_first(base):
-            # 5. What no plan within the limits undercuts, then the plan with its reasons.
-            bound_us = least_added_us(best, base, self._trials, self.micro_steps)
-            plans.append(write_plan(best, digest, self.limits.budget_bytes, bound_us))
-            if not self.limits.is_known_too_large(plans[-1]):
-                return plans[-1]
-        return plans[0]
+def _best_combination(
+    best: TriedPlan, forms: Sequence[GraphForm], trials: Trials, *, may_be_lean: bool
+) -> TriedPlan:
+    """Use memory for whatever gains most, in any combination.
 
-    def _best_first(self, base: GraphForm) -> Iterator[TriedPlan]:
-        """Yield the best candidate, then the one to compile if the code of that is known not to fit."""
-        problem = base.problem
-        # 2. The fastest point of the frontier that fits, with all else as the config says.
-        best = fastest_recomputation(plain_combination(base, self.limits), self._trials)
-        # 3. Where memory is short: activations that wait on the host, each set with its frontier.
-        forms, is_short = [base], best.is_short_of_memory(self.limits.states_bytes)
-        if problem.offload is not None and is_short:
-            for offload in offload_sets(base, self.costs.device):
-                forms.append(base.offloaded(offload, self.costs, self.workspaces))
-                best = improved(best, plain_combination(forms[-1], self.limits), self._trials)
-        # 4. All uses of memory together: what promises most is tried, until nothing promises more.
-        if problem.run_trial is not None:
-            best = best_combination(
-                best, forms, self._trials, micro_steps=self.micro_steps, may_be_lean=is_short
-            )
-        yield best
-        # Compilers fuse best what is computed once: code that keeps every value may need less than
-        # that of the smallest graph. Transfers are as small as they may be.
-        kept = [
-            without_recomputation(plain_combination(base, self.limits, transfers), self._trials)
-            for transfers in (CONFIGURED, *problem.transfers)
-        ]
-        yield min(kept, key=lambda each: each.total_bytes)
+    Args:
+        best: the best plan of the forms, with nothing kept beside them.
+        forms: the graph as it was captured, and with activations that wait on the host.
+        trials: of this search.
+        may_be_lean: whether transfers may be slower for the sake of memory.
+    """
+    base, form = forms[0], best.combination.form
+    most = _most_trials(base)
+    point = best.point if form is base else base.frontier.points[0]
+    if base.problem.parts and not best.fits:
+        point = _middle(base, best)
+    every = list(combinations(forms, trials.limits, may_be_lean=may_be_lean))
+    for each in every:  # of what one use is worth alone all others are estimated
+        if each.is_alone and each.form is base and trials.num_run < most:
+            trials.run(each, point)
+    waiting = {each.key: each for each in every}
+    promise, noticeable_us = _Promise(trials), NOTICEABLE * base.compute_us
+    if base.problem.parts and not best.fits:
+        most *= 3  # else the whole graph is compiled, which takes far longer
+    while waiting and trials.num_run < most:
+        next_one = min(waiting.values(), key=promise)
+        added_us, least_bytes = promise(next_one)
+        if best.fits:
+            is_idle = added_us + noticeable_us >= best.added_us
+        else:
+            is_idle = least_bytes >= best.total_bytes
+        if is_idle:
+            break
+        del waiting[next_one.key]
+        best = improved(best, next_one, trials)
+    return best
+
+
+def _middle(base: GraphForm, best: TriedPlan) -> FrontierPoint:
+    """Return a point whose peak lies in its values and not in transfers, where the latter are too large.
+
+    What smaller transfers save is seen at such a point; at the smallest one they would be all that there is.
+    """
+    allowed_bytes = best.combination.allowed_bytes or 0
+    fitting = (p for p in base.frontier.points if 4 * p.peak_bytes <= 3 * allowed_bytes)
+    return next(fitting, best.point)
+
+
+class _Promise:
+    """The time that a combination is expected to add, and the bytes that it needs at least."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        self._spent_us = functools.cache(functools.partial(expected_us, trials=trials))
+
+    def __call__(self, each: Combination) -> tuple[float, int]:
+        behind_bytes = self._trials.behind_bytes(each) or 0
+        spent_us = self._spent_us(each, behind_bytes=behind_bytes)
+        least_bytes = each.form.frontier.min_peak_bytes + each.code_bytes + each.kept.num_bytes
+        return spent_us + self._trials.overhead_us(each), least_bytes + behind_bytes
+
+
+def _most_trials(base: GraphForm) -> int:
+    """Return how many candidates to try on copies: fewer of large graphs, to stay within seconds."""
+    if base.problem.parts:
+        return 8  # a trial takes as long as compiling some of the bodies' calls
+    # Trying one takes about 1 ms for each node.
+    return max(16, min(200, 9_000 // max(len(base.model.nodes), 1)))
+
+
+def _written(best: TriedPlan, digest: str, budget_bytes: int | None, bound_us: float) -> GraphPlan:
+    """Return the plan of the best candidate: its figures, and what happens to each value."""
+    made, point = best.combination, best.point
+    form, kept = made.form, made.kept
+    return GraphPlan(
+        graph=digest,
+        budget_bytes=None if budget_bytes is None else budget_bytes - kept.num_bytes,
+        batch_bytes=form.problem.batch_bytes,
+        peak_bytes=best.peak_bytes,
+        graph_peak_bytes=best.peak_bytes,
+        saved_bytes=point.saved_bytes,
+        min_peak_bytes=min(best.least_bytes, form.frontier.min_peak_bytes),
+        compute_us=form.compute_us,
+        measured_us=sum(measured_us(node, form.costs) or 0.0 for node in form.model.nodes),
+        extra_us=point.extra_us,
+        overhead_us=best.result.overhead_us,
+        copy_us=best.result.copy_us,
+        states_us=best.states_us,
+        bound_us=bound_us,
+        decisions=_decisions(form, point),
+        again=form.offload.recompute,
+        resident=dict(kept.weight_bytes),
+        pieces=dict(kept.shard_bytes),
+        calls_bodies=bool(form.problem.parts),
+        bucket_bytes=made.transfers.bucket_bytes,
+        prefetch_bytes=made.transfers.prefetch_bytes,
+    )
+
+
+def _decisions(form: GraphForm, point: FrontierPoint) -> tuple[Decision, ...]:
+    """List what matters: values that could cross, the biggest first, unread ones behind."""
+    model, places = form.model, places_of(form.problem.joint)
+    offloaded = form.offload.names
+    kept, again = form.handed_over(point), form.recomputed(point)
+    rows = [
+        _decision(each.node, each.num_bytes, "offload", each.cost_us, places)
+        for each in form.offload.values
+    ]
+    for index in form.may_drop:
+        node = model.nodes[index]
+        if node.name not in offloaded:
+            num_bytes = sum(model.sizes[storage] for storage in model.fresh[index])
+            action = "keep" if index in kept else "recompute" if index in again else "unused"
+            rows.append(_decision(node, num_bytes, action, form.cost_us[index], places))
+    return tuple(sorted(rows, key=lambda row: (row.action == "unused", -row.num_bytes, row.value)))
+
+
+def _decision(
+    node: fx.Node,
+    num_bytes: int,
+    action: str,
+    cost_us: float,
+    places: Mapping[str, tuple[str, int]],
+) -> Decision:
+    return Decision(
+        value=node.name,
+        op=op_of(node),
+        num_bytes=num_bytes,
+        action=action,
+        cost_us=round(cost_us, 3),
+        where=module_of(node),
+        place=places.get(node.name, ("", -1))[1],
+    )

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from torchloom.costs import Device
 from torchloom.plan.frontier import MemorySource
-from torchloom.plan.problem import KeptOnDevice
 
 CHUNK_BYTES = 64 << 20
 """Bytes that a chunk may load; a larger parameter is a chunk of its own. A guess, several times what
@@ -108,39 +107,3 @@ class HostStates:
 
     def _step_us(self, device: Device) -> float:
         return 1e6 * self.num_params / device.adamw_params_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class StateCosts:
-    """The price of optimizer states that find no room at the peak, per run of the graphs.
-
-    Args:
-        states: what may wait on the host.
-        device: whose links carry them.
-        micro_steps: runs of the graphs between two steps of the optimizer.
-        room_bytes: what the peaks of other graphs leave on the device; None for no bound.
-    """
-
-    states: HostStates
-    device: Device
-    micro_steps: int = 1
-    room_bytes: int | None = None
-
-    def added_us(self, free_bytes: int, kept: KeptOnDevice) -> float:
-        """Return what streaming adds to a run of the graphs.
-
-        Args:
-            free_bytes: what a plan leaves free at its peak.
-            kept: what stays on the device beside it, also while other graphs run.
-        """
-        if self.room_bytes is not None:
-            free_bytes = min(free_bytes, self.room_bytes - kept.num_bytes)
-        kept_bytes = sum(kept.shard_bytes.values())
-        return self.states.added_us(max(0, free_bytes), self.device, kept_bytes) / self.micro_steps
-
-    def sources(self) -> tuple[MemorySource, ...]:
-        """Return ways to make room for a bound: see `HostStates.sources`."""
-        return tuple(
-            MemorySource(each.us_per_byte / self.micro_steps, each.num_bytes)
-            for each in self.states.sources(self.device)
-        )

@@ -15,7 +15,10 @@ _FIGURES = (
     "overhead_us",
     "copy_us",
     "states_us",
+    "bucket_bytes",
+    "prefetch_bytes",
 )
+_OF_RUN = ("world_size", "budget_bytes", "base_bytes", "optimizer_bytes", "peak_bytes")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -50,11 +53,7 @@ def show_plan(plan: Plan, max_values: int | None = 20) -> str:
 
 def diff_plans(before: Plan, after: Plan) -> str:
     """Return what differs between two plans, one line each; empty when nothing does."""
-    lines = [
-        f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
-        for name in ("world_size", "budget_bytes", "base_bytes", "optimizer_bytes", "peak_bytes")
-        if (old := getattr(before, name)) != (new := getattr(after, name))
-    ]
+    lines = list(_figures_that_differ(before, after, _OF_RUN))
     old_graphs = {graph.graph: graph for graph in before.graphs}
     new_graphs = {graph.graph: graph for graph in after.graphs}
     lines += [f"graph {name}: only before" for name in old_graphs if name not in new_graphs]
@@ -129,14 +128,14 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
 
 
 def _table(decisions: Sequence[Decision]) -> Iterator[str]:
+    if not decisions:
+        return
     rows = [("action", "size", "again", "value", "operator", "where")]
     rows += [
         (d.action, show_bytes(d.num_bytes), _ms(d.cost_us), d.value, d.op, d.where)
         for d in decisions
     ]
-    if len(rows) == 1:
-        return
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
             cell.rjust(width) if i in (1, 2) else cell.ljust(width)
@@ -146,10 +145,7 @@ def _table(decisions: Sequence[Decision]) -> Iterator[str]:
 
 
 def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
-    for name in (*_FIGURES, "bucket_bytes", "prefetch_bytes"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            yield f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
+    yield from _figures_that_differ(before, after, _FIGURES)
     for what, names in (
         ("gathered again for each use", before.resident.keys() - after.resident.keys()),
         ("stay gathered", after.resident.keys() - before.resident.keys()),
@@ -167,6 +163,13 @@ def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:
     for (old_action, new_action), decisions in sorted(moved.items()):
         size = show_bytes(sum(each.num_bytes for each in decisions))
         yield f"{old_action} -> {new_action}: {len(decisions)} values, {size}: {_shortened([d.value for d in decisions])}"
+
+
+def _figures_that_differ(before: object, after: object, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
 
 
 def _shortened(names: Sequence[str], limit: int = 8) -> str:

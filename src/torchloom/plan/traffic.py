@@ -1,4 +1,4 @@
-"""What the collectives of a step cost at least, whatever a plan decides: a part of the bound.
+"""What a joint graph sends, whatever a plan decides, and what that costs at least: a part of the bound.
 
 A collective takes `load` of its time from compute where it runs beside it, and all of it where
 compute waits; its time is at least its bytes at the best rate of the network, however they are
@@ -11,9 +11,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from torchloom import ops
 from torchloom.costs import CollectiveKind, CostTable, collective_us
+from torchloom.graph import PassContext, args_of, find, forward_nodes, is_view, nbytes, value_of
 from torchloom.plan.frontier import MemorySource
 
+AHEAD_FACTOR = 4
+"""A plan tries buckets and prefetching divided by this factor, and prefetching multiplied by it."""
 _SMALLEST = 1 << 12
 """Bytes: below this a message is all latency, and its rate no better than that of larger ones."""
 
@@ -84,3 +91,54 @@ class Traffic:
             (collective_us(kind, each, self.world_size, costs) / each for each in sizes),
             default=0.0,
         )
+
+
+class ConfiguredSizes(NamedTuple):
+    """Sizes of a graph's transfers, in bytes, where no plan decides them."""
+
+    gather_bytes: int
+    """Gathers are merged up to this size."""
+    reduce_bytes: int
+    """Reductions are merged up to this size."""
+    prefetch_bytes: int
+    """Weights gathered ahead of their use."""
+
+
+def traffic_of(joint: fx.Graph, context: PassContext, sizes: ConfiguredSizes) -> Traffic:
+    """Return the transfers of a joint graph that no plan changes.
+
+    Args:
+        joint: the graph.
+        context: the ranks that share its weights.
+        sizes: what may be in flight.
+    """
+    world_size, forward = context.world_size, set(forward_nodes(joint))
+    gathers: dict[str, GatheredWeight] = {}
+    if context.shared_weights is None:  # otherwise graphs read whole weights in shared memory
+        for node in find(joint, ops.gather):
+            shard, _shape, dtype, *_, name = args_of(node)
+            num_bytes = value_of(shard).numel() * world_size * dtype.itemsize
+            known = gathers.get(name, GatheredWeight(0, 2))
+            num_runs = min(known.num_runs, _num_runs(node, forward))
+            gathers[name] = GatheredWeight(known.num_bytes + num_bytes, num_runs)
+    reductions: dict[CollectiveKind, int] = {
+        "reduce_scatter": sum(nbytes(args_of(n)[0]) for n in find(joint, ops.reduce)),
+        "all_reduce": sum(nbytes(args_of(n)[0]) for n in find(joint, ops.sync)),
+    }
+    # A bucket in use, those ahead of it, and one weight that is larger than a bucket.
+    ahead_bytes = AHEAD_FACTOR * sizes.prefetch_bytes
+    largest_bytes = max((each.num_bytes for each in gathers.values()), default=0)
+    in_flight_bytes = sizes.gather_bytes + ahead_bytes + largest_bytes
+    return Traffic(world_size, gathers, reductions, in_flight_bytes)
+
+
+def _num_runs(gather: fx.Node, forward: Collection[fx.Node]) -> int:
+    """Return how often a run gathers a weight: 2 if backward reads it too and may gather it again."""
+    if gather.meta.get("recompute") is not CheckpointPolicy.MUST_RECOMPUTE:
+        return 1
+    chain = [gather]
+    for node in chain:  # grows while it is walked
+        if any(user not in forward and user.op == "call_function" for user in node.users):
+            return 2
+        chain += [user for user in node.users if is_view(user)]
+    return 1

@@ -21,8 +21,8 @@ from torchloom.deepcompile.site import Book
 from torchloom.events import StandingFound
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
-from torchloom.pipeline.activation_transfers import option_of
-from torchloom.pipeline.shared_plan import Alike
+from torchloom.pipeline.options import option_of
+from torchloom.pipeline.ragged import SharedPlan
 from torchloom.runtime import Communicator
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import owners_of
@@ -106,7 +106,7 @@ def build_step(
         announce=dist.get_rank() == 0,
         dump_dir=description.dump_dir,
         planner=planner,
-        alike=Alike(ranks.rank, ranks.texts),
+        shared_plan=SharedPlan(ranks.rank, ranks.texts),
         book=book,
         standing=StandingFound(
             budget_bytes=standing.budget_bytes,

@@ -107,17 +107,17 @@ class CompiledStep:
         if changes:
             logger.info("step %d: measured times change the plan, which is compiled", step)
             self._first_call = compiled_in_place(self._owner())
-            self.session.start_second(
+            self.session.start_replan(
                 ranks.texts, first, lambda: keep_figures(planner, ranks, device)
             )
         return changes
 
     def _conclude(self, *, is_last: bool) -> None:
         """Drop the first plan once all ranks have compiled the second; return to it if one could not."""
-        became = self.session.conclude_second()
+        became = self.session.conclude_replan()
         if became == "kept":
             self._first_call = None
         elif became == "refused" or (became == "open" and is_last):
             call_in_place(self._owner(), self._first_call)
             self._first_call = None
-            self.session.return_to_first()
+            self.session.give_up_replan()

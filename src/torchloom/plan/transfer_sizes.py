@@ -1,18 +1,21 @@
-"""Default sizes of buckets and of prefetching: those of FSDP2, a layer in use and one on its way.
+"""How large a transfer is: default sizes of buckets and of prefetching, and the sizes that a plan may try instead.
 
-A layer is what its name counts and what repeats: `layers.3` of `layers.3.mlp.up.weight`, where another item of
-`layers` has the same weights. Compute of a layer cannot begin before its weights have arrived, so smaller buckets
-hide no more of a transfer, and larger ones hold memory for weights that are not used yet. When a bucket was 16 MiB,
-small models held many layers at once (12 layers of width 256, 2 ranks: a peak of 200 MiB, now 186), and large ones
-sent every weight by itself and hid nothing (8 B on 64 simulated H100: 2.45 s a step, now 1.29).
+The defaults are those of FSDP2, a layer in use and one on its way. A layer is what its name counts and what repeats:
+`layers.3` of `layers.3.mlp.up.weight`, where another item of `layers` has the same weights. Compute of a layer cannot
+begin before its weights have arrived, so smaller buckets hide no more of a transfer, and larger ones hold memory for
+weights that are not used yet. When a bucket was 16 MiB, small models held many layers at once (12 layers of width 256,
+2 ranks: a peak of 200 MiB, now 186), and large ones sent every weight by itself and hid nothing (8 B on 64 simulated
+H100: 2.45 s a step, now 1.29).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from torchloom.costs import Network
+from torchloom.plan.traffic import AHEAD_FACTOR, ConfiguredSizes, Traffic
 from torchloom.shard import Layout, ParamSpec
 
 _MOST_BYTES = 16 << 20
@@ -22,7 +25,53 @@ _SHARES_CORES = 0.5
 gloo, 34 M parameters, batch 1, a second one cost 49 MB and gained less than 1 % of the step."""
 
 
-def transfer_sizes(layout: Layout, network: Network) -> dict[str, dict[str, object]]:
+class TransferSizes(NamedTuple):
+    """How much of a graph's transfers is in flight at a time; None is what the config says."""
+
+    bucket_bytes: int | None = None
+    """Gathers and reductions are merged up to this size."""
+    prefetch_bytes: int | None = None
+    """Weights gathered ahead of their use."""
+
+    @property
+    def is_lean(self) -> bool:
+        """Whether memory is all that it can gain."""
+        return self.bucket_bytes is not None
+
+
+CONFIGURED = TransferSizes()
+
+
+def sizes_to_try(
+    traffic: Traffic, sizes: ConfiguredSizes, passes: Collection[str], *, is_bound: bool
+) -> tuple[TransferSizes, ...]:
+    """Return sizes to try beside the config's: more and less prefetching, and smaller buckets.
+
+    Args:
+        traffic: what the graph sends.
+        sizes: what the config says.
+        passes: names of the passes that run.
+        is_bound: whether the config's prefetching is an upper bound.
+    """
+    gathered_bytes = sum(each.num_bytes for each in traffic.gathers.values())
+    most_bytes = max(gathered_bytes, *traffic.reductions.values())
+    if not most_bytes:
+        return ()
+    found: list[TransferSizes] = []
+    ahead_bytes = min(sizes.prefetch_bytes, most_bytes)
+    largest_bytes = max(sizes.gather_bytes, sizes.reduce_bytes)
+    if gathered_bytes and "prefetch" in passes:
+        found.append(TransferSizes(prefetch_bytes=ahead_bytes // AHEAD_FACTOR))
+        if gathered_bytes > sizes.prefetch_bytes and not is_bound:
+            found.append(TransferSizes(prefetch_bytes=AHEAD_FACTOR * sizes.prefetch_bytes))
+    if "bucket" in passes:
+        bucket_bytes = min(largest_bytes, most_bytes)
+        found.append(TransferSizes(bucket_bytes // AHEAD_FACTOR, ahead_bytes // AHEAD_FACTOR))
+        found.append(TransferSizes(0, 0))
+    return tuple(found)
+
+
+def default_sizes(layout: Layout, network: Network) -> dict[str, dict[str, object]]:
     """Return the options of `bucket` and `prefetch` that hold where settings give none.
 
     Args:

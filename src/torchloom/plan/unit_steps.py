@@ -1,4 +1,4 @@
-"""How far a unit can be emptied, and what each step costs.
+"""In which order the values of a unit are dropped from memory, and what computing each again costs.
 
 Starting from all that backward reads, the value that costs least time per byte is dropped next, over
 and over. The lower hull of the points on this way is the unit's offer to the search.
@@ -6,14 +6,14 @@ and over. The lower hull of the points on this way is the unit's offer to the se
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.memory.joint import JointModel
-from torchloom.plan.frontier.units import Segment, Unit
+from torchloom.plan.units import Segment, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Drop:
         return self.cost_us / max(self.freed_bytes, 1)
 
 
+@dataclass(frozen=True, slots=True)
 class UnitSteps:
     """The steps that empty the units of one model; equal units are looked at once.
 
@@ -42,14 +43,10 @@ class UnitSteps:
         cost_us: time of each node.
     """
 
-    def __init__(
-        self,
-        model: JointModel,
-        kept: Mapping[int, int],
-        may_drop: Collection[int],
-        cost_us: Sequence[float],
-    ) -> None:
-        self.model, self.kept, self.may_drop, self.cost_us = model, kept, may_drop, cost_us
+    model: JointModel
+    kept: Mapping[int, int]
+    may_drop: Collection[int]
+    cost_us: Sequence[float]
 
     def of(self, units: Sequence[Unit]) -> list[list[Drop]]:
         """Return the steps that empty each unit, the cheapest per byte first.
@@ -122,7 +119,7 @@ class UnitSteps:
 
 
 class _DroppableValue(NamedTuple):
-    """A value that could be dropped next."""
+    """A value that could be dropped next; of several the smallest is."""
 
     us_per_byte: float
     index: int
@@ -156,41 +153,25 @@ class _Emptying:
         self._again: set[int] = set()
         self._open: dict[int, _DroppableValue] = {}
         self._readers: defaultdict[int, set[int]] = defaultdict(set)
-        self._queue: list[tuple[float, int]] = []
         for index in segment.nodes:
             if index in self._held and index in self._may_drop and index not in segment.passes_on:
-                self._look_at(index)
+                self._price(index)
 
     def all_steps(self) -> _Emptied:
-        """Drop one value after the other, the cheapest per byte first."""
+        """Drop one value after the other, the cheapest per byte first, until none frees anything."""
         place = {index: at for at, index in enumerate(self._segment.nodes)}
         steps = []
-        while (best := self.cheapest()) is not None:
+        while self._open and (best := min(self._open.values())).us_per_byte < float("inf"):
             steps.append(Drop((place[best.index],), int(best.freed_bytes), best.cost_us))
-            self.drop(best)
+            del self._open[best.index]
+            self._held.discard(best.index)
+            self._again |= best.again
+            concerned = {r for node in (best.index, *best.again) for r in self._readers[node]}
+            for index in concerned & self._open.keys():
+                self._price(index)
         return _Emptied(steps, frozenset(place[index] for index in self._again))
 
-    def cheapest(self) -> _DroppableValue | None:
-        """Return the value that costs least per byte, None when none frees anything."""
-        while self._queue:
-            us_per_byte, index = self._queue[0]
-            found = self._open.get(index)
-            if found is not None and found.us_per_byte == us_per_byte:
-                return found if us_per_byte < float("inf") else None
-            heapq.heappop(self._queue)  # outdated
-        return None
-
-    def drop(self, chosen: _DroppableValue) -> None:
-        """Drop a value."""
-        del self._open[chosen.index]
-        self._held.discard(chosen.index)
-        self._again |= chosen.again
-        changed = {chosen.index, *chosen.again}
-        concerned = {r for node in changed for r in self._readers[node]}
-        for index in sorted(concerned & self._open.keys()):
-            self._look_at(index)
-
-    def _look_at(self, index: int) -> None:
+    def _price(self, index: int) -> None:
         again, entered_bytes, met = self._closure(index)
         freed_bytes = self._kept[index] - entered_bytes
         cost_us = sum(self._cost_us[each] for each in sorted(again))
@@ -200,7 +181,6 @@ class _Emptying:
         )
         for node in met:
             self._readers[node].add(index)
-        heapq.heappush(self._queue, (us_per_byte, index))
 
     def _closure(self, start: int) -> tuple[set[int], float, set[int]]:
         """Return what must run again, bytes that must be saved for it, and all nodes looked at."""
@@ -245,15 +225,15 @@ def in_two(steps: Sequence[Drop]) -> list[Drop]:
     """
     if len(steps) <= 2:
         return list(steps)
-    bytes_in_all = sum(step.freed_bytes for step in steps)
-    us_in_all = sum(step.cost_us for step in steps)
-    freed_bytes, cost_us, gains = 0, 0.0, []
-    for step in steps:
-        freed_bytes += step.freed_bytes
-        cost_us += step.cost_us
-        gains.append(freed_bytes / max(bytes_in_all, 1) - cost_us / max(us_in_all, 1e-9))
-    knee = max(range(len(steps) - 1), key=gains.__getitem__) + 1
-    return [_merged(steps[:knee]), _merged(steps[knee:])]
+    ends_bytes = list(itertools.accumulate(step.freed_bytes for step in steps))
+    ends_us = list(itertools.accumulate(step.cost_us for step in steps))
+    knee = max(
+        range(len(steps) - 1),
+        key=lambda at: (
+            ends_bytes[at] / max(ends_bytes[-1], 1) - ends_us[at] / max(ends_us[-1], 1e-9)
+        ),
+    )
+    return [_merged(steps[: knee + 1]), _merged(steps[knee + 1 :])]
 
 
 def _merged(steps: Sequence[Drop]) -> Drop:

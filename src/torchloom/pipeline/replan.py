@@ -1,4 +1,4 @@
-"""Try a second plan: either all ranks compile all of its graphs, or all ranks return to the first plan.
+"""Plan again by measured times: either all ranks compile all graphs of that plan, or all return to the first one.
 
     compile    each rank compiles a graph by the second plan and tells the others whether that worked. If it
                failed on any rank, all ranks compile this graph and later ones by the figures of the first
@@ -17,8 +17,7 @@ from typing import Literal
 
 from torchloom.errors import own_error
 from torchloom.log import get_logger
-from torchloom.pipeline.shared_plan import Remembered as RememberedKinds
-from torchloom.pipeline.shared_plan import Texts
+from torchloom.pipeline.ragged import Kinds, Texts
 from torchloom.plan import PlannerSnapshot
 
 logger = get_logger(__name__)
@@ -27,7 +26,7 @@ _OPEN, _FINE = "not compiled yet", ""
 
 
 @dataclass
-class SecondPlan:
+class Replan:
     """The progress of a second plan, and the state that returning to the first plan needs.
 
     Args:
@@ -40,7 +39,7 @@ class SecondPlan:
 
     texts: Texts
     plans: PlannerSnapshot
-    kinds: RememberedKinds | None
+    kinds: Kinds | None
     woven: list[tuple[frozenset[str], frozenset[str]]]
     keep: Callable[[], None]
     is_refused: bool = False

@@ -1,4 +1,4 @@
-"""Cutting the forward half into units: between two of them little is alive.
+"""Cut the forward half of a graph into units, such as layers: between two of them little is alive.
 
 A decoder has such a place after each residual addition. What is alive there is all that a unit
 needs to be computed again, so units can be planned one by one. Equal units (the layers of a model)
@@ -51,24 +51,26 @@ class Unit:
         return tuple(segment.kind for segment in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
 class Cuts:
-    """The forward half in order, and where it can be cut."""
+    """The forward half in order, and the places where it can be cut because little is alive.
 
-    model: JointModel
-    order: tuple[int, ...]
-    """Indices of its calls."""
-    places: tuple[int, ...]
-    """Positions in `order` before which little is alive."""
-    last_reader: tuple[int, ...]
-    """By index of a node: the last call of the forward half that reads it, -1 if none does."""
-    forms: tuple[int, ...]
-    """By index: equal for nodes with equal operators and shapes."""
+    Args:
+        model: the graph.
+    """
+
+    def __init__(self, model: JointModel) -> None:
+        self.model = model
+        self._order, self._last_reader = _order_of(model)
+        self.places = tuple(_narrow_places(model, self._order))
+        """Positions in the order of calls before which little is alive."""
+        known: dict[tuple[str, str], int] = {}
+        self._forms = [known.setdefault(_form(node), len(known)) for node in model.nodes]
+        """By index: equal for nodes with equal operators and shapes."""
 
     def units(self, group: int = 1) -> list[Unit]:
         """Return the units, each of `group` segments."""
-        bounds = [0, *self.places, len(self.order)]
-        spans = [self.order[a:b] for a, b in itertools.pairwise(bounds) if a < b]
+        bounds = [0, *self.places, len(self._order)]
+        spans = [tuple(self._order[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
         kinds: dict[tuple[object, ...], int] = {}
         found = []
         for start in range(0, len(spans), group):
@@ -77,10 +79,10 @@ class Cuts:
             segments = []
             for span in members:
                 kind = kinds.setdefault(self._shape(span, first, last), len(kinds))
-                passes_on = frozenset(i for i in span if self.last_reader[i] > span[-1])
+                passes_on = frozenset(i for i in span if self._last_reader[i] > span[-1])
                 segments.append(Segment(span, passes_on, kind))
             leaving = (
-                i for segment in segments for i in segment.passes_on if self.last_reader[i] > last
+                i for segment in segments for i in segment.passes_on if self._last_reader[i] > last
             )
             found.append(Unit(tuple(segments), frozenset(leaving)))
         return found
@@ -90,26 +92,23 @@ class Cuts:
         start, end = span[0], span[-1]
         rows: list[object] = []
         for index in span:
-            reader = self.last_reader[index]
+            reader = self._last_reader[index]
             links = (
                 used - start if used >= start else -1 - (used >= first)
                 for used in self.model.inputs[index]
             )
-            rows.append((self.forms[index], (reader > end) + (reader > last), *links))
+            rows.append((self._forms[index], (reader > end) + (reader > last), *links))
         return tuple(rows)
 
 
-def _order_of(model: JointModel) -> list[int]:
-    """Return the calls of the forward half."""
-    return [i for i, inside in enumerate(model.in_forward) if inside and not model.is_input[i]]
-
-
-def _last_readers(model: JointModel, order: Sequence[int]) -> list[int]:
+def _order_of(model: JointModel) -> tuple[list[int], list[int]]:
+    """Return the calls of the forward half, and by index the last of them that reads a node, -1 if none does."""
+    order = [i for i, inside in enumerate(model.in_forward) if inside and not model.is_input[i]]
     last_reader = [-1] * len(model.nodes)
     for index in order:
         for used in model.inputs[index]:
             last_reader[used] = index
-    return last_reader
+    return order, last_reader
 
 
 def units_of_parts(model: JointModel, kinds: Mapping[int, tuple[int, str]]) -> list[Unit]:
@@ -119,8 +118,7 @@ def units_of_parts(model: JointModel, kinds: Mapping[int, tuple[int, str]]) -> l
         model: the graph.
         kinds: by the index of a node of a part, the number of the part and its kind: equal ones do the same.
     """
-    order = _order_of(model)
-    last_reader = _last_readers(model, order)
+    order, last_reader = _order_of(model)
     numbers: dict[object, int] = {}
     found = []
     for part, run in itertools.groupby(order, key=kinds.get):
@@ -132,16 +130,6 @@ def units_of_parts(model: JointModel, kinds: Mapping[int, tuple[int, str]]) -> l
     return found
 
 
-def cuts_of(model: JointModel) -> Cuts:
-    """Find the places where little is alive."""
-    order = _order_of(model)
-    last_reader = _last_readers(model, order)
-    known: dict[tuple[str, str], int] = {}
-    forms = [known.setdefault(_form(node), len(known)) for node in model.nodes]
-    places = tuple(_narrow_places(model, order))
-    return Cuts(model, tuple(order), places, tuple(last_reader), tuple(forms))
-
-
 def _form(node: fx.Node) -> tuple[str, str]:
     value = node.meta.get("val")
     form = (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else type(value)
@@ -150,24 +138,18 @@ def _form(node: fx.Node) -> tuple[str, str]:
 
 def _narrow_places(model: JointModel, order: Sequence[int]) -> list[int]:
     """Return positions in `order` before which little is alive, one for each narrow stretch."""
-    last: dict[int, int] = {}
-    for place, index in enumerate(order):
-        for used in model.inputs[index]:
-            for storage in model.touched[used]:
-                last[storage] = place
     born: dict[int, int] = {}
+    last: dict[int, int] = {}
     for place, index in enumerate(order):
         for storage in model.fresh[index]:
             born.setdefault(storage, place)
+        for used in model.inputs[index]:
+            last.update(dict.fromkeys(model.touched[used], place))
     change = [0] * (len(order) + 1)
     for storage, start in born.items():
-        end = last.get(storage, start)
         change[start + 1] += model.sizes[storage]
-        change[end + 1] -= model.sizes[storage]
-    alive, widths = 0, []
-    for each in change:
-        alive += each
-        widths.append(alive)
+        change[last.get(storage, start) + 1] -= model.sizes[storage]
+    widths = list(itertools.accumulate(change))
     inner = [w for w in widths[1:-1] if w > 0]
     if not inner:
         return []

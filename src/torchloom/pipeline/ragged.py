@@ -1,4 +1,4 @@
-"""Make all ranks follow one plan for graphs of one kind, even if their batches differ in size.
+"""Let ranks whose batches differ in size run alike: one plan for graphs of one kind, a count of their captures.
 
 A plan decides what backward computes again, which weights stay gathered and how large buckets are, and
 thereby which collectives a graph calls. Under a memory budget, ranks with batches of different sizes would
@@ -18,14 +18,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from torchloom import ops
+from torchloom._torch.compiling import compiling_code
+from torchloom._torch.introspect import recompile_limit
 from torchloom.graph import args_of, find
 from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport
@@ -38,16 +42,13 @@ Texts = Callable[[str, str], list[str]]
 """Returns the text of every rank, by rank: `(what the ranks tell each other, this rank's own)`."""
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """A copy of what the ranks had agreed on, to return to."""
-
-    met: frozenset[frozenset[str]]
+Kinds = frozenset[frozenset[str]]
+"""Graphs that were captured, each by the parameters that it communicates about."""
 
 
 @dataclass
-class Alike:
-    """Lets the ranks of one session plan alike.
+class SharedPlan:
+    """Lets the ranks of one session follow one plan.
 
     Args:
         rank: this one, in the lists that `texts` returns.
@@ -66,15 +67,13 @@ class Alike:
         self._leaders.clear()
         POSITION.notes.pop("plan", None)
 
-    def remember(self) -> Remembered:
+    def remember(self) -> Kinds:
         """Return a copy of the state for `restore`."""
-        return Remembered(frozenset(self._met))
+        return frozenset(self._met)
 
-    def restore(self, remembered: Remembered, *, without: fx.Graph | None = None) -> None:
-        """Return to a copied state, in which the graph `without` counts as not captured yet."""
-        self._met, self._leaders = set(remembered.met), {}
-        if without is not None:
-            self._met.discard(parameters_of(without))
+    def restore(self, kinds: Kinds) -> None:
+        """Return to a copied state."""
+        self._met, self._leaders = set(kinds), {}
 
     def is_shared(self, graph: fx.Graph) -> bool:
         """Say whether this is the first capture of its kind, at which all ranks compare their batches."""
@@ -123,7 +122,7 @@ class Alike:
         if not kind or plan is None:
             return
         agreed = planner.agreed.setdefault(kind, plan)
-        if agreed.sends != plan.sends:
+        if agreed.traffic_key != plan.traffic_key:
             POSITION.notes["plan"] = (
                 f"{report.name}, with a batch of {report.batch_bytes} bytes, does not fit into the memory "
                 "budget under the plan that the ranks began with and has one of its own, which others may "
@@ -134,6 +133,40 @@ class Alike:
         return self.texts(
             "the plan for batches of different sizes", json.dumps(mine, default=sorted)
         )
+
+
+@dataclass
+class CaptureCounts:
+    """Counts the captures of one module's graphs: above a limit torch runs further sizes and modes eagerly.
+
+    A rank that runs eagerly calls other collectives than ranks that run compiled code. So the last capture
+    before the limit logs a warning, and the error that ends the run later names this cause.
+    """
+
+    _captures: Counter[tuple[CodeType | None, frozenset[str]]] = field(default_factory=Counter)
+
+    def start_over(self) -> None:
+        """Forget all counts, because the module is about to be captured again."""
+        self._captures.clear()
+        POSITION.notes.pop("sizes", None)
+
+    def count(self, name: str, graph: fx.Graph) -> None:
+        """Count a captured graph, and warn where it is the last that torch will compile."""
+        params = parameters_of(graph)
+        if not params:
+            return
+        key = (compiling_code(), params)
+        self._captures[key] += 1
+        if self._captures[key] != recompile_limit():
+            return
+        text = (
+            f"{name} is the capture number {self._captures[key]} of the same {len(params)} parameters, which is "
+            "torch's recompile_limit: at further sizes and modes this rank runs eagerly, which ranks that run "
+            "compiled code cannot follow; raise torch._dynamo.config.recompile_limit, compile with dynamic=True, "
+            "or pad: docs/ragged.md"
+        )
+        POSITION.notes["sizes"] = text
+        logger.warning("%s", text)
 
 
 def parameters_of(graph: fx.Graph) -> frozenset[str]:

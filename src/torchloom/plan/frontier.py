@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchloom.memory.joint import JointModel, Peaks
-from torchloom.plan.frontier.options import Drop, UnitSteps, in_two
-from torchloom.plan.frontier.units import Unit, cuts_of, units_of_parts
+from torchloom.plan.unit_steps import Drop, UnitSteps, in_two
+from torchloom.plan.units import Cuts, Unit, units_of_parts
 
 _GROUPS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of segments that make one unit."""
@@ -31,7 +31,6 @@ class FrontierPoint:
     saved_bytes: int
     extra_us: float
     """Time of what backward runs again."""
-    group: int
 
 
 class MemorySource(NamedTuple):
@@ -119,11 +118,12 @@ def frontier(
     orders = _order_of_parts(unit_steps, parts) if parts else _orders_of_groups(unit_steps)
     share = max(2, max_simulations // max(1, sum(1 for each in orders.values() if each.steps)))
     points: list[FrontierPoint] = []
-    for group, order in orders.items():
+    for order in orders.values():
         for count in _spread(order.steps, share):
             dropped = frozenset(order.base.union(*(values for values, _ in order.steps[:count])))
             found = model.simulate(rule.under(dropped))
-            points.append(_point(dropped, found, cost_us, group))
+            extra_us = sum(cost_us[i] for i in found.recomputed)
+            points.append(FrontierPoint(dropped, found.peak_bytes, found.saved_bytes, extra_us))
     hull = tuple(sorted((drop for _, drop in orders[1].steps), key=lambda drop: drop.us_per_byte))
     return Frontier(_pareto(points), hull, len(points))
 
@@ -189,7 +189,7 @@ class _DropOrder:
 
 def _orders_of_groups(unit_steps: UnitSteps) -> dict[int, _DropOrder]:
     """Return orders of drops by how many segments make a unit."""
-    cuts = cuts_of(unit_steps.model)
+    cuts = Cuts(unit_steps.model)
     groups = [each for each in _GROUPS if each <= max(1, len(cuts.places) // 2 + 1)]
     by_group = {group: cuts.units(group) for group in groups}
     return {
@@ -237,13 +237,6 @@ def _spread(steps: Sequence[tuple[frozenset[int], Drop]], most: int) -> list[int
         freed_bytes.append(running)
     wanted = (running * k / (most - 1) for k in range(most))
     return sorted({0, len(steps), *(bisect.bisect_left(freed_bytes, each) for each in wanted)})
-
-
-def _point(
-    dropped: frozenset[int], found: Peaks, cost_us: Sequence[float], group: int
-) -> FrontierPoint:
-    extra = sum(cost_us[i] for i in found.recomputed)
-    return FrontierPoint(dropped, found.peak_bytes, found.saved_bytes, extra, group)
 
 
 def _pareto(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
