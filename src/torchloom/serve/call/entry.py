@@ -37,7 +37,6 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.serve.call.conditions import Asked, conditions_of
 from torchloom.serve.call.eager import is_eager
 from torchloom.serve.call.entry_signature import EntrySignature
-from torchloom.serve.call.tied_names import names_for
 from torchloom.serve.call.weight_checks import OtherTensorsError
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.conditions import (
@@ -89,7 +88,7 @@ def make_entry(
         variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
             that covers a call runs. Without any, all calls go to `otherwise.slow`.
         without: paths of optional tensors that are None in these programs.
-        state: of the program. `ties` are conditions on names for one object. Calls go to `otherwise.slow` where
+        state: of the model, a `LiveModel`. Calls go to `otherwise.slow` where
             `holds` says no, where `next_hook` is not the number of the process's next hook, and where the number
             of torch's function modes is not `num_modes`.
         otherwise: what calls go to that no program answers.
@@ -99,11 +98,11 @@ def make_entry(
     scope: dict[str, Any] = {"STATE": state}
     scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
     scope |= {"EAGER": otherwise.eager, "is_eager": is_eager}
-    scope |= names_for(target)
+    scope["MODEL"] = target.owner
     signature = EntrySignature(target, contract, scope)
     specs = SpecConditions(scope, without)
     asks = conditions_of(target, contract, signature, specs, scope, writes=writes, asked=asked)
-    own = [*state.ties, "HANDLE.next_id == STATE.next_hook", "STATE.holds()"]
+    own = ["HANDLE.next_id == STATE.next_hook", "STATE.holds()"]
     conditions = [*(each.text for each in asks), *own] if variants else ["False"]
     programs = _dispatch(contract, variants, signature.call(), specs.sizes, scope)
     text = _text(signature, conditions, programs)

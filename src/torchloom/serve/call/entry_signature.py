@@ -18,7 +18,7 @@ from torchloom.serve.model.target import Target
 
 _NAMES = frozenset(
     {
-        *("PLAIN", "STRIDED", "STATE", "SLOW", "FAILED", "FAILURES", "MODEL", "GLOBALS", "DTYPE"),
+        *("PLAIN", "STRIDED", "STATE", "SLOW", "FAILED", "FAILURES", "MODEL", "DTYPE"),
         *("HANDLE", "FORWARD", "Tensor", "math", "torch", "inf", "nan"),
         *("apart", "same", "type_words", "is_plainly_laid", "is_inference", "is_grad_enabled"),
         *("is_autocast", "default_dtype", "function_modes", "dispatch_modes", "transform_level"),
