@@ -4,7 +4,7 @@
     files        the content of each file whose code was traced, and of the files of classes and functions that were read
     attributes   numbers, texts and containers of them that are attributes of the model's modules
 
-With the key (`store.program_key`: versions, machine, contract, options, the structure and dtypes of tensors) this is all that
+With the key (`store.misses`: versions, machine, contract, options, the structure and dtypes of tensors) this is all that
 a load compares. An edit of such a file that changes nothing for the model makes a new program; `check="trace"` captures
 the model again instead. What neither notices is listed in docs/serving.md.
 """
