@@ -123,7 +123,7 @@ def test_cold_and_warm_starts_are_timed(run):
     assert code == 0, text
     cold, warm = text.splitlines()[-2:]
     assert cold.startswith("cold")
-    assert "0 traces, 0 compiler calls" in warm
+    assert "0 traces, 0 graphs compiled" in warm
     assert "0 traces" not in cold
 
 

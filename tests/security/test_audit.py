@@ -52,7 +52,7 @@ KNOWN = {
     ("_torch/standalone.py", "deserialize"): TRUSTED,
     ("_torch/stored.py", "AOTCompileUnpickler"): TRUSTED,
     ("_torch/stored.py", "GraphPickler.loads"): TRUSTED,
-    ("backends/builtin.py", "import_module"): CONSTANT,
+    ("backends/registry.py", "import_module"): CONSTANT,
     ("backends/describe.py", "find_spec"): LOOKED_UP,
     ("backends/discovery.py", "find_spec"): LOOKED_UP,
     ("cli/__init__.py", "import_module"): CONSTANT,
@@ -60,7 +60,7 @@ KNOWN = {
     ("config/jsonc.py", "import_module"): CONSTANT,
     ("config/monitors.py", "find_spec"): LOOKED_UP,
     ("last_words.py", "find_spec"): LOOKED_UP,
-    ("serve/call/read_values.py", "exec"): GENERATED,
+    ("serve/call/live_model.py", "exec"): GENERATED,
     ("engine/monitors.py", "import_module"): CONSTANT,
     ("integrations/transformers/loading.py", "from_pretrained"): USERS,
     ("cli/doctor.py", "subprocess.run"): COMMAND,
@@ -86,10 +86,6 @@ KNOWN = {
     ("serve/contract/specs.py", "import_module"): TRUSTED,
     ("serve/contract/conditions.py", "eval"): GENERATED,
     ("serve/call/stitching.py", "exec"): TRUSTED,
-    (
-        "serve/call/tied_names.py",
-        "eval",
-    ): "names and keys of facts whose signature holds, over attributes and items of the model",
 }
 
 

@@ -13,10 +13,9 @@ Example:
 
 from __future__ import annotations
 
-from torchloom.backends.by_device import by_device
 from torchloom.backends.check import check_against_eager
+from torchloom.backends.combinators import by_device, fallback, tee
 from torchloom.backends.describe import BackendInfo, describe_backends
-from torchloom.backends.fallback import fallback
 from torchloom.backends.records import CompiledFn, CompilerFn
 from torchloom.backends.registry import (
     list_backends,
@@ -27,7 +26,6 @@ from torchloom.backends.registry import (
     temporary_backend,
     unregister_backend,
 )
-from torchloom.backends.tee import tee
 
 __all__ = [
     "BackendInfo",

@@ -1,7 +1,13 @@
-"""A backend that runs another one and eager, and names the first node that differs."""
+"""A backend that runs another one and eager, and names the first node that differs.
+
+1. Where results differ, the graph is compiled once more with every tensor as an output, and these are compared in order.
+2. Outputs that must be kept change what is fused, and may make the error vanish: then prefixes of the graph that return a
+   single node are compiled, by bisection.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom.backends.combinators import Backend, Forwarding
 from torchloom.backends.compare import Tolerance, first_difference
-from torchloom.backends.forwarding import Forwarding
 from torchloom.backends.graphs import clone_inputs, copy_graph_module, name_of, tensors_of
-from torchloom.backends.locate import locate
 from torchloom.backends.records import CompilerFn
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError, BackendMismatchError
@@ -20,10 +25,12 @@ from torchloom.log import get_logger
 
 logger = get_logger(__name__)
 
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Any]
+
 
 @dataclass(frozen=True)
 class _Check(Forwarding):
-    backend: str | CompilerFn
+    backend: Backend
     tolerance: Tolerance
     grads: bool
     on_mismatch: Callable[[str], object] | None
@@ -32,23 +39,26 @@ class _Check(Forwarding):
     def compiler_name(self) -> str:
         return f"check_against_eager({name_of(self.backend)})"
 
-    def inner(self) -> tuple[str | CompilerFn, ...]:
+    def inner(self) -> tuple[Backend, ...]:
         return (self.backend,)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         eager = copy_graph_module(gm)
-        compiled = lookup_backend(self.backend)(gm, example_inputs, **options)
-        return _Checked(self, eager, compiled, options)
+
+        def compile_fn(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            return lookup_backend(self.backend)(graph, inputs, **options)
+
+        return _Checked(self, eager, compile_fn, compile_fn(gm, example_inputs))
 
 
 class _Checked:
     """One compiled graph beside its eager twin."""
 
     def __init__(
-        self, check: _Check, eager: fx.GraphModule, compiled: Any, options: dict[str, Any]
+        self, check: _Check, eager: fx.GraphModule, compile_fn: Compile, compiled: Any
     ) -> None:
-        self._check, self._eager, self._compiled = check, eager, compiled
-        self._options = options
+        self._check, self._eager, self._compile = check, eager, compile_fn
+        self._compiled = compiled
         self._grads_to_check = check.grads
         self._is_random = False
 
@@ -58,10 +68,10 @@ class _Checked:
         with torch.random.fork_rng():
             expected = self._eager(*twin)
             drew = not torch.equal(state, torch.get_rng_state())
-        if drew:
-            self._skip_random()
-            return self._compiled(*args)
         actual = self._compiled(*args)
+        if drew:
+            self._say_random()
+            return actual
         self._compare(list(actual), list(expected), args, twin, before)
         if self._grads_to_check and torch.is_grad_enabled():
             self._grads_to_check = False
@@ -76,32 +86,24 @@ class _Checked:
         twin: Sequence[Any],
         before: Sequence[Any],
     ) -> None:
-        check = self._check
-        found = first_difference(actual, expected, check.tolerance)
-        what = "output"
+        tolerance = self._check.tolerance
+        what, found = "output", first_difference(actual, expected, tolerance)
         if found is None:
-            found, what = first_difference(args, twin, check.tolerance), "input (changed in place)"
+            what, found = "input (changed in place)", first_difference(args, twin, tolerance)
         if found is None:
             return
-        compile_fn = lookup_backend(check.backend)
-        where = locate(
-            self._eager,
-            before,
-            lambda gm, inputs: compile_fn(gm, inputs, **self._options),
-            check.tolerance,
-        )
-        place = f"{what} {found.index} of the graph" if where is None else str(where)
-        detail = found.text if where is None else where.text
-        self._report(f"{place}: {detail}")
+        node = _first_node(self._eager, before, self._compile, tolerance)
+        self._report(node or f"{what} {found.index} of the graph: {found.text}")
 
     def _compare_grads(self, args: Sequence[Any]) -> None:
         ours, theirs = clone_inputs(args), clone_inputs(args)
         actual, expected = _gradients(self._compiled, ours), _gradients(self._eager, theirs)
         found = first_difference(actual, expected, self._check.tolerance)
         if found is not None:
+            placeholders = self._eager.graph.find_nodes(op="placeholder")
             wanted = [
                 node.name
-                for node, value in zip(_placeholders(self._eager), args, strict=False)
+                for node, value in zip(placeholders, args, strict=False)
                 if isinstance(value, Tensor) and value.requires_grad
             ]
             self._report(f"gradient of input {wanted[found.index]!r}: {found.text}")
@@ -112,7 +114,7 @@ class _Checked:
             raise BackendMismatchError(text)
         self._check.on_mismatch(text)
 
-    def _skip_random(self) -> None:
+    def _say_random(self) -> None:
         if not self._is_random:
             self._is_random = True
             logger.warning(
@@ -122,7 +124,7 @@ class _Checked:
 
 
 def check_against_eager(
-    backend: str | CompilerFn = "inductor",
+    backend: Backend = "inductor",
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -167,5 +169,83 @@ def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | Non
     return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
 
 
-def _placeholders(gm: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in gm.graph.nodes if node.op == "placeholder"]
+def _first_node(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_fn: Compile, tolerance: Tolerance
+) -> str | None:
+    """Return the first node that differs from eager and how, None if no part of the graph reproduces the difference.
+
+    Args:
+        gm: the captured graph, untouched.
+        inputs: real inputs at which the whole graph differs.
+        compile_fn: the backend.
+        tolerance: what counts as different.
+    """
+    with torch.random.fork_rng():
+        values = _Values(gm)
+        values.run(*clone_inputs(inputs))
+    nodes = values.tensors
+
+    def said(chosen: Sequence[fx.Node]) -> str | None:
+        cut = _returning(gm, [node.name for node in chosen])
+        expected = cut(*clone_inputs(inputs))
+        with torch.random.fork_rng():
+            actual = compile_fn(copy_graph_module(cut), clone_inputs(inputs))(*clone_inputs(inputs))
+        found = first_difference(list(actual), list(expected), tolerance)
+        return None if found is None else f"{_shown(chosen[found.index])}: {found.text}"
+
+    if not nodes:
+        return None
+    text = said(nodes)
+    if text is not None or (text := said(nodes[-1:])) is None:
+        return text
+    low, high = 0, len(nodes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        found = said([nodes[middle]])
+        if found is None:
+            low = middle + 1
+        else:
+            high, text = middle, found
+    return text
+
+
+class _Values(fx.Interpreter):
+    """Runs a graph and notes which nodes are tensors."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.tensors: list[fx.Node] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op not in ("placeholder", "get_attr", "output") and isinstance(value, Tensor):
+            self.tensors.append(n)
+        return value
+
+
+def _returning(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """Return a copy of `gm` that stops after the last of `names` and returns them."""
+    cut = copy_graph_module(gm)
+    nodes = {node.name: node for node in cut.graph.nodes}
+    *_, output = cut.graph.nodes
+    output.args = (tuple(nodes[name] for name in names),)
+    # In-place calls have no users but effects: only those after the last wanted node may go.
+    for node in reversed(list(cut.graph.nodes)):
+        if node is nodes[names[-1]]:
+            break
+        if node is not output and not node.users and node.op != "placeholder":
+            cut.graph.erase_node(node)
+    cut.recompile()
+    return cut
+
+
+def _shown(node: fx.Node) -> str:
+    """Return a node as Python, and the user's line that it is of."""
+    target: Any = node.target
+    if not isinstance(target, str):
+        module = getattr(target, "__module__", "") or ""
+        name = getattr(target, "__name__", str(target))
+        target = f"{module}.{name}" if module and not module.startswith("_") else name
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    where = f", {':'.join(frames[-1])}" if frames else ""
+    return f"node {node.name!r} = {target}({', '.join(map(str, node.args))}){where}"

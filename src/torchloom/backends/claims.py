@@ -9,14 +9,17 @@ from importlib.metadata import EntryPoint
 
 from torchloom._torch.registry import backend_tags, registered_backends
 from torchloom.backends import discovery
-from torchloom.backends.attributes import attribute_of
-from torchloom.backends.builtin import OURS
 from torchloom.backends.records import CompilerFn, Origin, Registration, origin_of
 
 LOCK = threading.RLock()
 """Held for every read and write of the registrations, here and in torch."""
 REGISTERED: dict[str, Registration] = {}
 """The registrations of this process by name."""
+
+
+OURS = {"torchloom": "torchloom.pipeline.backend:weave"}
+"""torchloom's own backends, by name; the package declares the same entry points to torch. They need rooms above
+this one, so they are imported when looked up."""
 
 
 def all_names() -> set[str]:
@@ -63,7 +66,7 @@ def built_in_origin(name: str, found: CompilerFn) -> Origin | None:
     """Return the origin of a built-in of torchloom or torch, None for any other function."""
     if name in OURS:
         return Origin("built-in", "torchloom")
-    if str(attribute_of(found, "__module__", "")).split(".")[0] in ("torch", "functorch"):
+    if str(getattr(found, "__module__", "")).split(".")[0] in ("torch", "functorch"):
         return Origin("built-in", "torch")
     return None
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-import time
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -21,20 +20,15 @@ GROUP = "torch_dynamo_backends"
 
 _VALUE = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?\s*")
 
-_LOOK_AGAIN_S = 0.25
-"""Seconds for which an unchanged `sys.path` is not searched again: checking its folders costs 60 us."""
-
 
 @dataclass
 class _Found:
     """The result of the last search of the import path."""
 
     by_name: dict[str, tuple[EntryPoint, ...]] = field(default_factory=dict)
-    path: object = None
-    """`sys.path`, and the function that reads entry points, which tests replace."""
     state: object = None
-    """`path`, with the times at which its folders were modified."""
-    looked_at_s: float = 0.0
+    """`sys.path`, the times at which its folders were modified, and the function that reads entry points, which tests
+    replace."""
 
 
 _FOUND = _Found()
@@ -47,11 +41,7 @@ def discover() -> dict[str, tuple[EntryPoint, ...]]:
     The answer is kept until a folder of the import path changes, so that a distribution
     installed later is seen.
     """
-    path, now = (importlib.metadata.entry_points, *sys.path), time.monotonic()
-    if path == _FOUND.path and now - _FOUND.looked_at_s < _LOOK_AGAIN_S:
-        return _FOUND.by_name
-    _FOUND.path, _FOUND.looked_at_s = path, now
-    state = (path, *map(_modified, sys.path))
+    state = (importlib.metadata.entry_points, *sys.path, *map(_modified, sys.path))
     if state != _FOUND.state:
         by_name: dict[str, dict[tuple[str, str], EntryPoint]] = {}
         for point in _announced():
@@ -65,21 +55,17 @@ def discover() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def _announced() -> list[EntryPoint]:
-    """Return the entry points of the group; works with test doubles that only offer `names` and `[name]`."""
+    """Return the entry points of the group; of test doubles only `names`, `[name]` and `load` are used, as torch does."""
     group: Any = importlib.metadata.entry_points(group=GROUP)
-    found = [(point.name, point) for point in group]
-    listed = {name for name, _ in found}
-    # torch uses `.names` and `[name]`, so test doubles of the metadata offer those.
-    found += [(name, group[name]) for name in getattr(group, "names", ()) if name not in listed]
-    return [_as_point(name, each) for name, each in found]
+    listed = {point.name: point for point in group}
+    others = {name: group[name] for name in getattr(group, "names", ()) if name not in listed}
+    return [*group, *(_as_point(name, each) for name, each in others.items())]
 
 
 def _as_point(name: str, given: Any) -> EntryPoint:
-    """Return an entry point; of a test double only `load` is used."""
     if isinstance(given, EntryPoint):
         return given
-    value = given.value if isinstance(getattr(given, "value", None), str) else ""
-    point = SimpleNamespace(name=name, value=value, group=GROUP, dist=None, load=given.load)
+    point = SimpleNamespace(name=name, value="", group=GROUP, dist=None, load=given.load)
     return cast("EntryPoint", point)
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.lazy_code import sketch
-from torchloom.backends.attributes import attribute_of
 
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
 """Attributes that Dynamo sets on a graph module for its compilers (2.11-2.15)."""
@@ -52,8 +51,8 @@ def name_of(backend: Any) -> str:
     """Return the name of a backend for messages."""
     if isinstance(backend, str):
         return backend
-    named = attribute_of(backend, "compiler_name") or attribute_of(backend, "__name__")
-    return named if isinstance(named, str) else type(backend).__name__
+    named = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
+    return named or type(backend).__name__
 
 
 def clone_inputs(values: Sequence[Any]) -> list[Any]:

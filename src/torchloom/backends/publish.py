@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchloom._torch.registry import forget_backend, register_backend, registered_backends
-from torchloom.backends.attributes import attribute_of
 from torchloom.backends.discovery import discover
 from torchloom.backends.records import CompilerFn
 from torchloom.errors import BackendError
@@ -52,9 +51,8 @@ def make_published(name: str, fn: CompilerFn) -> CompilerFn:
     extra.compiler_name = name
     # torch.compile asks backends for these by name.
     for attr in ("reset", "get_compiler_config"):
-        found = attribute_of(fn, attr)
-        if found is not None:
-            setattr(extra, attr, found)
+        if hasattr(fn, attr):
+            setattr(extra, attr, getattr(fn, attr))
     return published
 
 
@@ -80,7 +78,7 @@ def _takes_options(fn: CompilerFn) -> bool:
     """Return whether `fn` accepts keywords besides its two arguments; True if that is not known."""
     try:
         params = inspect.signature(fn).parameters.values()
-    except Exception:  # noqa: BLE001  ValueError for builtins; an object's `__signature__` raises anything
+    except ValueError:  # of builtins
         return True
     if any(param.kind is param.VAR_KEYWORD for param in params):
         return True

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchloom.backends.attributes import attribute_of
-
 CompilerFn = Callable[..., Any]
 """`(gm, example_inputs, **options) -> callable`: what is registered."""
 
@@ -48,15 +46,12 @@ class Registration:
 
 def origin_of(fn: CompilerFn) -> Origin:
     """Say where a function registered in this process was written."""
-    target: Any = attribute_of(fn, "func", fn)  # functools.partial
-    target = attribute_of(target, "__func__", target)  # bound methods
-    code = attribute_of(target, "__code__")
-    if code is not None:
+    target: Any = getattr(fn, "func", fn)  # functools.partial
+    target = getattr(target, "__func__", target)  # bound methods
+    if code := getattr(target, "__code__", None):
         return Origin("this process", f"{code.co_filename}:{code.co_firstlineno}")
-    kind = target if isinstance(target, type) else type(target)
-    owner, qualname = attribute_of(target, "__module__"), attribute_of(target, "__qualname__")
-    if isinstance(owner, str) and isinstance(qualname, str):
-        return Origin("this process", f"{owner}.{qualname}")
-    module = sys.modules.get(kind.__module__)
-    where = getattr(module, "__file__", None) or kind.__module__
+    if hasattr(target, "__qualname__"):
+        return Origin("this process", f"{target.__module__}.{target.__qualname__}")
+    kind = type(target)
+    where = getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__
     return Origin("this process", f"a {kind.__qualname__} of {where}")

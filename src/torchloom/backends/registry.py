@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import EntryPoint
+from operator import attrgetter
 from typing import Any, TypeVar, overload
 
 from torchloom._torch.registry import registered_backends, unknown_backend_error
 from torchloom.backends import discovery
-from torchloom.backends.attributes import attribute_of
-from torchloom.backends.builtin import OURS, load_own
 from torchloom.backends.claims import (
     LOCK,
+    OURS,
     REGISTERED,
     all_names,
     built_in_origin,
@@ -176,7 +177,8 @@ def lookup_backend(compiler_fn: str | CompilerFn) -> CompilerFn:
         return found
     points = discovery.discover().get(name, ())
     if name in OURS:
-        return _adopt(name, load_own(name))
+        module, _, attribute = OURS[name].partition(":")
+        return _adopt(name, attrgetter(attribute)(import_module(module)))
     if points:
         _say_who_wins(points)
         return _adopt(name, discovery.load(points[0]))
@@ -252,7 +254,7 @@ def _adopt(name: str, fn: CompilerFn) -> CompilerFn:
         if found is not None:
             return found
         published = make_published(name, fn)
-        add_to_torch(name, published, attribute_of(fn, "_tags", ()))
+        add_to_torch(name, published, getattr(fn, "_tags", ()))
         return published
 
 
@@ -277,7 +279,7 @@ def _checked_name(fn: Any, name: str | None) -> str:
     if name is not None and not isinstance(name, str):
         raise BackendError(f"the name of a backend is a string, not a {type(name).__name__}")
     # An empty name is none, and a lambda's is "<lambda>", as in torch's registry.
-    chosen = name or attribute_of(fn, "__name__")
+    chosen = name or getattr(fn, "__name__", None)
     if not isinstance(chosen, str) or not chosen:
         raise UnnamedBackendError(
             f"a {type(fn).__name__} has no name to be found by: register_backend(fn, name=...)"

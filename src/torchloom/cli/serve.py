@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +22,8 @@ from torchloom import envs
 from torchloom.cli.load import interpreter, load_file
 from torchloom.cli.terminal import doing, printable
 from torchloom.errors import ServeError
-from torchloom.serve import Contract, Program, Store, build, counter
+from torchloom.serve import Box, Contract, Dim, Program, Store, build, counter
+from torchloom.serve.call.variant import shown_variant
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.entries import describe_entry, faults_of
 from torchloom.serve.store.misses import why_miss
@@ -163,7 +164,7 @@ def bench_startup(
         )
         counts = samples[0]
         typer.echo(
-            f"{kind}  {phases}; {counts['traces']:.0f} traces, {counts['compiler calls']:.0f} compiler calls"
+            f"{kind}  {phases}; {counts['traces']} traces, {counts['pieces']} graphs compiled"
         )
 
 
@@ -199,23 +200,14 @@ def start_once(model: str, store: str, began: float, imported: float) -> dict[st
 
 
 def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
-    """Start a process; count how often it calls the C++ compiler."""
-    cache.mkdir()
-    calls = cache / "calls"
-    compiler = cache / "compiler"
-    real = envs.get_str("CXX", "g++")
-    compiler.write_text(f'#!/bin/sh\necho >> {calls}\nexec {real} "$@"\n')
-    compiler.chmod(0o755)
-    environment = envs.child_environment(
-        {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
-    )
+    """Start a process whose compiler's cache is empty."""
+    environment = envs.child_environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)})
     command = [*interpreter(), "-c", _CHILD, model, str(store)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise ServeError(f"starting {model} failed: {last[0]}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return {**found, "compiler calls": len(calls.read_text()) if calls.exists() else 0}
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def _given(model: str, shapes: str = "") -> Given:
@@ -253,36 +245,23 @@ def _shown(program: Program) -> str:
     """Return what a program is made of, a line for each part."""
     lines = [f"contract  {program.contract}"]
     for variant in program.variants:
-        without = f", without {', '.join(sorted(variant.without))}" if variant.without else ""
         lines.append(
-            f"program   {variant.box}{without}: {variant.num_calls} graphs, "
-            f"{len(variant.pieces)} of them different"
+            f"program   {shown_variant(variant)}: {variant.num_calls} graphs, {len(variant.pieces)} of them different"
         )
         lines += [f"          {verdict}" for verdict in variant.verdicts]
     return "\n".join(lines)
-
-
-def _forms(pieces: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many pieces need the compiler's modules, or that none does."""
-    others = sum("source" not in piece for piece in pieces)
-    return f" ({others} run with torch's compiler imported)" if others else ""
-
-
-def _range(name: str, low: int, high: int, multiple_of: int = 1) -> str:
-    return f"{name} {low} to {high}{f' in multiples of {multiple_of}' if multiple_of > 1 else ''}"
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> str:
     factors = entry["factors"]
     machine = ", ".join(f"{key} {value}" for key, value in factors["machine"].items())
     called = f" ({factors['name']!r})" if factors["name"] else ""
+    dims = [str(Dim(key, *ends)) for key, ends in factors["contract"]["dims"].items()]
     lines = [f"{name}  {factors['model']}{called}", f"    for {machine}"]
-    ranges = [_range(key, *ends) for key, ends in factors["contract"]["dims"].items()]
-    lines.append(f"    contract: {', '.join(ranges) or 'nothing varies'}")
-    for variant in entry["variants"]:
-        box = ", ".join(_range(*ends) for ends in variant["box"])
-        lines.append(
-            f"    program for {box or 'all calls'}: {len(variant['stitching']['steps'])} graphs, "
-            f"{len(variant['pieces'])} of them different{_forms(variant['pieces'])}"
-        )
+    lines.append(f"    contract: {', '.join(dims) or 'nothing varies'}")
+    lines += [
+        f"    program for {Box.from_json(each['box'])}: {len(each['stitching']['steps'])} graphs, "
+        f"{len(each['pieces'])} of them different"
+        for each in entry["variants"]
+    ]
     return "\n".join(lines)

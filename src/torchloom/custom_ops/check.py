@@ -5,8 +5,8 @@
     aliases     results are new tensors, whatever the input
     branch      the fake takes any size: no decision by a size
     gradient    backward against finite differences
-    opcheck     what `torch.library.opcheck` finds on the example: schema, autograd registration, fake, and
-                compiled with dynamic shapes
+    opcheck     what `torch.library.opcheck` finds on the example: schema, autograd registration, and compiled with
+                dynamic shapes
 
 opcheck looks at one call; most mistakes show in other ones.
 """
@@ -308,11 +308,6 @@ _OPCHECK = {
         "gradient",
         "has a backward where autograd does not look for it",
         "register it by register_autograd",
-    ),
-    "test_faketensor": (
-        "fake",
-        "has a fake that differs from it",
-        "make the fake's results as the operator does",
     ),
     "test_aot_dispatch_dynamic": (
         "compiled",

@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from torchloom.errors import ServeError
 from torchloom.serve.builder.build import build
 from torchloom.serve.call.eager import is_eager, why_eager, why_enforced
 from torchloom.serve.call.program import Program
+from torchloom.serve.call.warm_up import peak_of
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.infer import Dims, contract_of_call, named_dims
 
@@ -230,10 +232,6 @@ def warm_up(model: nn.Module, **given: Any) -> WarmUp:
     Raises:
         ServeError: it has no contract yet, or runs as it is.
     """
-    import time
-
-    from torchloom.serve.call.peak_memory import peak_of
-
     owner = _owner(model)
     plan = _plan_of(owner)
     state = _state(model, owner)
@@ -248,7 +246,8 @@ def warm_up(model: nn.Module, **given: Any) -> WarmUp:
     program = state.program or _start(model, plan, state, (), {})
     program.warm_up(**given)
     seconds = time.perf_counter() - started
-    return WarmUp(program, len(program.variants), seconds, peak_of(program))
+    peak_bytes = peak_of(program.target, program.contract, program)
+    return WarmUp(program, len(program.variants), seconds, peak_bytes)
 
 
 def freeze(model: nn.Module) -> None:

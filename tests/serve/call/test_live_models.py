@@ -36,9 +36,10 @@ def served(model):
     return build(model, Contract({"input": (BATCH, 16)}), backend="eager")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("part", ["", "table", "inner"])
-def test_weights_of_another_dtype_are_noticed(dtype, part):
+@pytest.mark.parametrize(
+    ("part", "dtype"), [("", torch.float16), ("table", torch.bfloat16), ("inner", torch.float64)]
+)
+def test_weights_of_another_dtype_are_noticed(part, dtype):
     model = Embedded().eval()
     ids = torch.tensor([1, 2])
     contract = Contract({"ids": tensor(BATCH, dtype=torch.int64, below=10)})
@@ -72,8 +73,9 @@ def test_eager_is_asked_for_a_model_that_changed():
         torch.testing.assert_close(program(X), model(X))
 
 
-@pytest.mark.parametrize("place", ["", "0", "1"])
-@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize(
+    ("place", "kind"), [("", "register_forward_hook"), ("1", "register_forward_pre_hook")]
+)
 def test_hooks_that_come_later_are_noticed(place, kind):
     model = layered()
     with torch.no_grad():

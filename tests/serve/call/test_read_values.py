@@ -11,7 +11,7 @@ from torch import nn
 
 import torchloom
 from serve.models import BATCH, rows
-from torchloom.errors import ContractError
+from torchloom.errors import ArtifactError, ContractError
 from torchloom.serve import Contract, build, load
 
 X = torch.randn(3, 16)
@@ -98,6 +98,8 @@ def test_a_call_after_a_change_is_refused(edit, tmp_path_factory):
                 with pytest.raises(ContractError, match="the model has changed since") as error:
                     program(X)
             assert "\n" not in str(error.value)
+        with pytest.raises(ArtifactError):
+            load(store, second, rows())
 
 
 def test_a_global_that_was_read_is_noticed(monkeypatch):
@@ -129,7 +131,7 @@ def test_what_the_trace_did_not_read_or_what_reads_the_same_does_no_harm():
             program(X)
         its.scaling["one"] = 0.5
         torch.testing.assert_close(program(X), its(X))
-        assert program.state.holds()  # so the short way is taken again
+        assert program.live.holds()  # so the short way is taken again
 
 
 def test_out_of_range_eager_answers_with_the_model_as_it_is():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ import torch
 from serve.models import BATCH, Plain, Stack, made, rows
 from torchloom.errors import ArtifactError
 from torchloom.records import load_record
-from torchloom.serve import Contract, build, counter, load, tensor
+from torchloom.serve import Contract, Store, build, counter, load, tensor
 
 IDS = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
 
@@ -225,10 +224,10 @@ def test_damaged_objects_are_refused_and_built_again(tmp_path):
 )
 def test_another_torch_or_processor_is_refused(tmp_path, factor, value, text):
     build(made(Plain), rows(), backend="eager", store=tmp_path)
-    (entry,) = (tmp_path / "entries").glob("*.json")
-    content = json.loads(entry.read_text())
-    content["factors"]["machine"][factor] = value
-    entry.write_text(json.dumps(content))
+    store = Store(tmp_path)
+    ((name, entry),) = store.unverified()[0].items()
+    entry["factors"]["machine"][factor] = value
+    store.sign(name, entry)
     with pytest.raises(ArtifactError, match=text):
         load(tmp_path, made(Plain))
 

@@ -20,8 +20,8 @@ from serve.models import BATCH, Plain, made, rows
 from torchloom.cli import make_app
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Contract, Store, build, counter, load, tensor
+from torchloom.serve.store.entries import object_names
 from torchloom.serve.store.signing_key import SigningKey
-from torchloom.serve.store.stored_pieces import object_names
 
 
 class Boom:

@@ -1,7 +1,7 @@
 """What a trace relied on of its arguments, from Dynamo's guards and the traced code.
 
 A guard on an argument is either implied by the contract, or becomes a question that each call is asked
-(`call.arguments`). A guard that is neither refuses the build. Dynamo has no guards on some properties of
+(`call.conditions`). A guard that is neither refuses the build. Dynamo has no guards on some properties of
 tensors (strides, identity, `requires_grad`): code that names them is found by its bytecode.
 """
 

@@ -24,8 +24,7 @@ from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import generators_kept
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.misses import Compare, fit_of, why_miss
-from torchloom.serve.store.program_key import key_of
+from torchloom.serve.store.misses import Compare, fit_of, key_of, why_miss
 from torchloom.serve.store.saved import Saved
 
 if TYPE_CHECKING:

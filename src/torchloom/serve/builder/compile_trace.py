@@ -14,7 +14,7 @@ from torchloom.serve.builder.pieces.piece import Divided
 from torchloom.serve.builder.pieces.split import divide
 from torchloom.serve.builder.proof_errors import why_not_compiled
 from torchloom.serve.builder.trace import Traced
-from torchloom.serve.call.assemble import assembled
+from torchloom.serve.call.stitching import assembled
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.call.weight_checks import looks_of, with_weight_check
 from torchloom.serve.contract.contract import Contract

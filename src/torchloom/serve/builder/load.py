@@ -14,7 +14,6 @@ from torchloom.serve.model.target import Target
 from torchloom.serve.store.entries import program_from
 from torchloom.serve.store.folder import Store
 from torchloom.serve.store.misses import Fit, fit_of, key_differences, why_miss
-from torchloom.serve.store.saved import cannot_be_made
 
 
 def load(
@@ -50,12 +49,7 @@ def load(
             continue
         fit = compare(store, entry, target, its)
         if not fit.changes:
-            try:
-                return program_from(store, key, entry, target, its, fit.fingerprints, out_of_range)
-            except ArtifactError:
-                raise
-            except Exception as error:  # unpickling and the user's modules may raise anything
-                raise ArtifactError(f"{store.root}: {cannot_be_made(error)}") from error
+            return program_from(store, key, entry, target, its, fit.fingerprints, out_of_range)
     reasons = why_miss(store, target, contract, name, compare)
     raise ArtifactError(
         f"{store.root} holds no program for {target.name}: {'; '.join(reasons[:6])}. Build it again"

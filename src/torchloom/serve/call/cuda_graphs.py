@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,18 +36,6 @@ _MOST_ADDRESSES = 16
 CudaGraphs = Literal["off", "full", "pieces"]
 
 
-class Recording(Protocol):
-    """Something that runs a function once while noting what it launches, and launches it again."""
-
-    def record(self, call: Callable[[], Any]) -> Any:
-        """Run a function and note its launches; return its result."""
-        ...
-
-    def replay(self) -> None:
-        """Launch again what was noted."""
-        ...
-
-
 class Pool:
     """What the recordings on one device share: memory, and the turn to run.
 
@@ -59,11 +47,11 @@ class Pool:
         self._device = device
         self._lock = threading.RLock()
         self._handle: Any = None
-        self._members: weakref.WeakSet[Recording] = weakref.WeakSet()
+        self._members: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
         self._done: Any = None
         """The end of the last turn on a device, for turns on other streams."""
 
-    def handle_for(self, recording: Recording) -> Any:
+    def handle_for(self, recording: CudaRecording) -> Any:
         """Return the pool of device memory for a CUDA graph: that of the graphs that live, or a new one.
 
         torch frees a pool with its last graph, and fails (`use_count > 0`) where one is recorded into it later.
@@ -95,7 +83,7 @@ _POOLS: dict[torch.device, Pool] = {}
 
 
 class CudaRecording:
-    """A CUDA graph.
+    """A CUDA graph: runs a function once while noting what it launches, and launches it again.
 
     Args:
         pool: where its memory comes from.
@@ -137,14 +125,14 @@ class Recorded:
         fixed: Collection[int],
         written: Collection[int] = (),
         passing: Collection[int] = (),
-        make: Callable[[Pool], Recording] | None = None,
+        make: Callable[[Pool], Any] | None = None,
     ) -> None:
         self._call, self._make = call, make or CudaRecording
         self._written = frozenset(written)
         self._passing = frozenset(passing)
         self._in_place = frozenset(fixed) | self._written - self._passing
         """Places of inputs that are used where they are."""
-        self._recordings: dict[tuple[Any, ...], tuple[Recording, list[Any], Any]] = {}
+        self._recordings: dict[tuple[Any, ...], tuple[Any, list[Any], Any]] = {}
         self._num_of: dict[tuple[Any, ...], int] = {}
         """How many recordings there are for one set of sizes."""
 
@@ -209,7 +197,7 @@ class Recorded:
         counter.num_recorded += 1
         return True
 
-    def _recorded(self, inputs: tuple[Any, ...], pool: Pool) -> tuple[Recording, list[Any], Any]:
+    def _recorded(self, inputs: tuple[Any, ...], pool: Pool) -> tuple[Any, list[Any], Any]:
         held = [
             value.clone() if isinstance(value, Tensor) and place not in self._in_place else value
             for place, value in enumerate(inputs)

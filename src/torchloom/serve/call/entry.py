@@ -2,23 +2,25 @@
 
 It is generated from the contract. For `Contract({"x": (Dim("batch", 1, 64), 16)})`:
 
-    def entry(x):
+    def _torchloom_checked(given_x):
         try:
             given_passes = (
-                type(x) in PLAIN and len(s_x := x.shape) == 2 and x.dtype is dtype1 and x.is_cpu
-                and 1 <= (n_batch := s_x[0]) <= 64 and s_x[1] == 16 and x.is_contiguous()
+                type(given_x) in PLAIN and len(s_given_x := given_x.shape) == 2 and given_x.dtype is dtype1 and given_x.is_cpu
+                and 1 <= (n_batch := s_given_x[0]) <= 64 and s_given_x[1] == 16 and given_x.is_contiguous()
                 and not is_grad_enabled() and STATE.holds()
             )
         except (AttributeError, KeyError, IndexError, TypeError, RuntimeError):
             given_passes = False
         if given_passes:
             if is_eager():
-                return EAGER({'x': x})
+                return EAGER({'x': given_x})
             try:
-                return table2[n_batch - 1](MODEL, x)
+                return table2[n_batch - 1](MODEL, given_x)
             except FAILURES as _error:
-                return FAILED(_error, {'x': x})
-        return SLOW({'x': x})
+                return FAILED(_error, {'x': given_x})
+        return SLOW({'x': given_x})
+    def entry(x):
+        return _torchloom_checked(x)
 
 Whatever does not pass goes to `SLOW`, which finds out why, in words. `EAGER` runs the model as it is. `FAILED` finds out whether a program failed as
 the model is another one now.
@@ -37,7 +39,6 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.serve.call.conditions import Asked, conditions_of
 from torchloom.serve.call.eager import is_eager
 from torchloom.serve.call.entry_signature import EntrySignature
-from torchloom.serve.call.tied_names import names_for
 from torchloom.serve.call.weight_checks import OtherTensorsError
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.conditions import (
@@ -89,7 +90,7 @@ def make_entry(
         variants: programs, the sizes that they are for, and what is asked of sizes at each call; the first
             that covers a call runs. Without any, all calls go to `otherwise.slow`.
         without: paths of optional tensors that are None in these programs.
-        state: of the program. `ties` are conditions on names for one object. Calls go to `otherwise.slow` where
+        state: of the model, a `LiveModel`. Calls go to `otherwise.slow` where
             `holds` says no, where `next_hook` is not the number of the process's next hook, and where the number
             of torch's function modes is not `num_modes`.
         otherwise: what calls go to that no program answers.
@@ -99,11 +100,11 @@ def make_entry(
     scope: dict[str, Any] = {"STATE": state}
     scope |= {"SLOW": otherwise.slow, "FAILED": otherwise.failed, "FAILURES": _FAILURES}
     scope |= {"EAGER": otherwise.eager, "is_eager": is_eager}
-    scope |= names_for(target)
+    scope["MODEL"] = target.owner
     signature = EntrySignature(target, contract, scope)
     specs = SpecConditions(scope, without)
     asks = conditions_of(target, contract, signature, specs, scope, writes=writes, asked=asked)
-    own = [*state.ties, "HANDLE.next_id == STATE.next_hook", "STATE.holds()"]
+    own = ["HANDLE.next_id == STATE.next_hook", "STATE.holds()"]
     conditions = [*(each.text for each in asks), *own] if variants else ["False"]
     programs = _dispatch(contract, variants, signature.call(), specs.sizes, scope)
     text = _text(signature, conditions, programs)
@@ -136,15 +137,12 @@ def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequen
         conditions: for its programs to run.
         programs: the lines that pick and run one.
     """
-    is_plain = signature.is_plain
-    own = signature.text()
-    given = ", ".join(signature.given.values())
     by_name = signature.by_name()
     # What is not there, a weight that was deleted for one, is for `slow` to name.
     lines = [
-        f"def entry({own}):" if is_plain else f"def _torchloom_entry({given}):",
+        f"def _torchloom_checked({', '.join(signature.given.values())}):",
         "    try:",
-        f"        given_passes = {' and '.join(conditions) or 'True'}",
+        f"        given_passes = {' and '.join(conditions)}",
         f"    except ({', '.join(each.__name__ for each in UNLIKE)}):",
         "        given_passes = False",
         "    if given_passes:",
@@ -159,10 +157,9 @@ def _text(signature: EntrySignature, conditions: Sequence[str], programs: Sequen
             for name in signature.missing
         ),
         f"    return SLOW({by_name})",
+        f"def entry({signature.text}):",
+        f"    return _torchloom_checked({', '.join(signature.given)})",
     ]
-    if not is_plain:
-        lines.append(f"def entry({own}):")
-        lines.append(f"    return _torchloom_entry({', '.join(signature.given)})")
     return "\n".join(lines)
 
 
@@ -184,7 +181,8 @@ def _dispatch(
     """
     varying = [dim for dim in contract.dims.values() if dim.min < dim.max]
     checked = any(checks for *_, checks in variants)
-    if len(varying) == 1 and len(varying[0].sizes) <= _MOST_TABLE and not checked:
+    is_short = len(varying) == 1 and len(varying[0].sizes) <= _MOST_TABLE
+    if is_short and len(variants) > 1 and not checked:
         dim = varying[0]
         fixed = {each.name: each.min for each in contract.dims.values()}
         table = [
@@ -192,8 +190,6 @@ def _dispatch(
             for size in dim.sizes
         ]
         if None not in table:
-            if len(set(map(id, table))) == 1:
-                return [f"return {put(scope, 'run', table[0])}({call})"]
             at = f"{sizes[dim.name]} - {dim.min}" if dim.min else sizes[dim.name]
             at = f"({at}) // {dim.multiple_of}" if dim.multiple_of > 1 else at
             return [f"return {put(scope, 'table', table)}[{at}]({call})"]

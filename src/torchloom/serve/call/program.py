@@ -7,8 +7,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,7 @@ from torchloom.errors import ContractError, ServeError
 from torchloom.events import ProgramReady, emit
 from torchloom.serve.call.eager import eager, is_eager, why_eager
 from torchloom.serve.call.entry import Otherwise, Run, make_entry
-from torchloom.serve.call.read_values import ReadValues, holds, writes_state
-from torchloom.serve.call.tied_names import ties_among
+from torchloom.serve.call.live_model import LiveModel, next_hook, writes_state
 from torchloom.serve.call.variant import Variant, shown_variant
 from torchloom.serve.call.warm_up import record_sizes
 from torchloom.serve.call.weight_checks import ChangedError, OtherTensorsError
@@ -29,26 +27,11 @@ from torchloom.serve.contract.conditions import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
 from torchloom.serve.model.facts import changed_facts
-from torchloom.serve.model.hooks import ModelLooks, next_hook
 from torchloom.serve.model.target import Target
 
 log = logging.getLogger(__name__)
 
 OutOfRange = Literal["raise", "eager"]
-
-
-@dataclass
-class State:
-    """What sends calls off the short way."""
-
-    next_hook: int = -1
-    """The number of the next hook in this process when the model's hooks were last looked at."""
-    ties: tuple[str, ...] = ()
-    """That names stand for one object, as conditions in Python."""
-    holds: Callable[[], bool] = bool
-    """Says whether what the traces read of the model is what it was when its facts were last checked."""
-    num_modes: int = 0
-    """Of torch's function modes: default devices, which change nothing as long as the device is the same."""
 
 
 class Program:
@@ -101,14 +84,10 @@ class Program:
         self._enforced = enforced
         self.folder: Path | None = None
         """The store that holds it."""
-        self.state = State(next_hook=next_hook(), num_modes=num_function_modes())
-        self._ties = ties_among((each.facts for each in self.variants), target)
-        self.state.ties = tuple(self._ties)
+        self.live = LiveModel(target, (each.facts for each in self.variants))
         self._own_writes: set[str] = set()
         """Facts that runs of the program itself make another thing."""
-        self._compare_anew()
         self._default_device = torch.get_default_device()
-        self._looks = ModelLooks(target.module, target.structure())
         self._entries: dict[frozenset[str], Any] = {}
         """By which optional tensors are None; each passes on what it is not for."""
         self._entry = self._make_entry()
@@ -154,17 +133,6 @@ class Program:
         """The generated function that calls go through; `entry.source` is its text."""
         return self._entry
 
-    def variant_for(self, **sizes: int) -> Variant:
-        """Return the program that runs for given sizes.
-
-        Raises:
-            ContractError: none does.
-        """
-        for variant in self.variants:
-            if sizes in variant.box:
-                return variant
-        raise ContractError(f"no program is for {sizes}: the contract is {self.contract}")
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         """Return a program of a copy of the model, with weights of its own.
 
@@ -202,10 +170,6 @@ class Program:
         """
         record_sizes(self.target, self.contract, self.variants, given)
 
-    def freeze(self) -> Program:
-        """Return the program: calls never compile, and notice what changed, with or without it."""
-        return self
-
     def changed(self) -> list[str]:
         """Say what of the model is no longer what was compiled, one line each."""
         lines: list[str] = []
@@ -216,13 +180,6 @@ class Program:
             found = changed_facts(variant.facts, scope)
             lines += [line for line in found if line not in lines]
         return lines
-
-    def _untied(self) -> list[str]:
-        """Say which names no longer stand for one object."""
-        scope = self.target.scope(
-            self.contract.blank(self.variants[0].box.largest, self.variants[0].without)
-        )
-        return [line for fact in self._ties.values() for line in changed_facts(fact, scope)]
 
     def _tell(self) -> None:
         emit(
@@ -245,11 +202,6 @@ class Program:
             )
         )
 
-    def _compare_anew(self) -> None:
-        """Let calls compare what the traces read with what it is now."""
-        self._values = ReadValues((each.facts for each in self.variants), self.target)
-        self.state.holds = self._values.hold
-
     def _settling(self, run: Run, *programs: Run) -> Run:
         """Return a function that takes what it writes for no change of the model, if some programs write anything."""
         if not any(map(writes_state, programs)):
@@ -258,10 +210,9 @@ class Program:
         @functools.wraps(run)
         def settling(*args: Any, **kwargs: Any) -> Any:
             found = run(*args, **kwargs)
-            if not holds(self.state.holds):
+            if not self.live.still_holds():
                 self._own_writes |= set(map(_subject, self.changed()))
-                self._values.drop_changed()
-                self.state.holds = self._values.hold
+                self.live.drop_changed()
             return found
 
         return settling
@@ -281,7 +232,7 @@ class Program:
             slow = self._slow if entry is None else partial(self._pass_on, entry)
             alike = [each for each in self.variants if each.without == without]
             entry = make_entry(
-                *(self.target, self.contract, rows, without, self.state),
+                *(self.target, self.contract, rows, without, self.live),
                 Otherwise(as_it_is, slow, self._failed),
                 writes=any(each.writes for each in self.variants),
                 asked=[line for each in alike for line in each.asked],
@@ -306,7 +257,7 @@ class Program:
 
     def _failed(self, error: Exception, args: dict[str, Any]) -> Any:
         """Say that a program failed as the model has changed, or let the error go on."""
-        changed = self._looks.changed(self.target.structure())
+        changed = self.live.differences()
         if isinstance(error, OtherTensorsError):  # nothing has run
             return self._outside(ChangedError(changed) if changed else error, args)
         if not changed:
@@ -327,27 +278,23 @@ class Program:
             return self.target.call(*places, **rest)
 
     def _explain(self, args: dict[str, Any]) -> None:
-        number = next_hook()
-        untied = self._untied()
-        if number != self.state.next_hook or untied:
-            _refuse(self._looks.changed(self.target.structure()) or untied)
-        if number != self.state.next_hook:
-            self.state.next_hook = number  # somebody else's hooks
-            return
-        if not holds(self.state.holds):
-            changed = [line for line in self.changed() if _subject(line) not in self._own_writes]
-            _refuse(changed)
-            self._compare_anew()
-            return
-        if num_function_modes() != self.state.num_modes and not function_modes():
+        """Refuse a call that did not pass, or note what else let it fail: what changed reads the same."""
+        live, number = self.live, next_hook()
+        if number != live.next_hook:
+            _refuse(live.differences())
+            live.next_hook = number  # somebody else's hooks
+        elif not live.still_holds():
+            _refuse([line for line in self.changed() if _subject(line) not in self._own_writes])
+            live.compare_anew()
+        elif num_function_modes() != live.num_modes and not function_modes():
             if torch.get_default_device() != self._default_device:
                 raise ContractError(
                     f"torch's default device is {torch.get_default_device()}, the program was made under "
                     f"{self._default_device}: build it again, or set it back"
                 )
-            self.state.num_modes = num_function_modes()
-            return
-        self._refuse(args)
+            live.num_modes = num_function_modes()
+        else:
+            self._refuse(args)
 
     def _refuse(self, args: dict[str, Any]) -> None:
         """Say why a call is none that a program was built for.

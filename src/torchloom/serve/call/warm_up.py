@@ -1,40 +1,29 @@
-"""Record the CUDA graphs of all exact sizes before the first call, the largest first: the others use its memory."""
+"""Warms a program up: records CUDA graphs before the first call, and measures the memory of the largest one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchloom.errors import ContractError
 from torchloom.serve.call.entry import Run
-from torchloom.serve.contract.box import Box
+from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.conditions import argument_at
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.snapshot import ModelSnapshot, generators_kept
 from torchloom.serve.model.target import Target, gradient_mode_of
 
 
-class Sized(Protocol):
-    """The program for some sizes."""
-
-    box: Box
-    without: frozenset[str]
-    run: Run
-
-    @property
-    def recorded(self) -> Sequence[object]:
-        """What of it runs as CUDA graphs."""
-        ...
-
-
 def record_sizes(
-    target: Target, contract: Contract, variants: Sequence[Sized], given: Mapping[str, Any]
+    target: Target, contract: Contract, variants: Sequence[Variant], given: Mapping[str, Any]
 ) -> None:
     """Run each program that is recorded once, on arguments of its size; what that writes is taken back.
+
+    The largest comes first: the others use its memory.
 
     Args:
         target: the model.
@@ -67,5 +56,27 @@ def record_sizes(
                 tensor.copy_(was)
 
 
-def _num_elements(variant: Sized) -> int:
+def _num_elements(variant: Variant) -> int:
     return math.prod(variant.box.largest.values())
+
+
+def peak_of(target: Target, contract: Contract, call: Run) -> int:
+    """Run a program once at its largest sizes; return the most bytes that the call held.
+
+    What was there before does not count: parameters, buffers, arguments.
+
+    Args:
+        target: the model.
+        contract: what arguments look like.
+        call: the program.
+    """
+    from torchloom.memory.measure import measure_peak
+
+    args = contract.example()
+    with gradient_mode_of(contract):
+        if "cuda" not in target.device_types(contract):
+            return measure_peak(lambda: call(**args)).peak_bytes
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call(**args)
+        return torch.cuda.max_memory_allocated() - before

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from torchloom.serve.contract.dims import Derived, Float, Size, code_of, name_in_code
-from torchloom.serve.contract.plain_values import is_plain, same
 from torchloom.serve.contract.specs import AnySpec, NumberSpec, RecordSpec, TensorSpec
 
 Values = Mapping[str, Any]
 UNLIKE = (AttributeError, KeyError, IndexError, TypeError, RuntimeError)
 """What conditions raise that ask something else than what they expect: no tensor, or a nested one."""
-_SINGLE = (int, str)
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), range),
+    *(torch.device, torch.dtype, torch.layout, torch.memory_format),
+)
 
 
 class Condition(NamedTuple):
@@ -52,6 +54,31 @@ def why_refused(
         if not holds:
             return each.refusal if isinstance(each.refusal, str) else each.refusal(values)
     return ""
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a number or text, or holds nothing but such."""
+    if type(value) is slice:
+        return is_plain((value.start, value.stop, value.step))
+    if type(value) is dict:
+        return is_plain([*value.items()])
+    return type(value) in _PLAIN or (
+        type(value) in (list, tuple, set, frozenset) and all(map(is_plain, value))
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two plain values are equal, types and signs of zeros included: 1 is neither 1.0 nor True.
+
+    Example:
+        >>> same([1, (2,)], [1, (2,)]), same([1], [True]), same(0.0, -0.0)
+        (True, False, False)
+    """
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (set, frozenset)):
+        return sorted(map(repr, one)) == sorted(map(repr, other))
+    return repr(one) == repr(other)
 
 
 def put(scope: dict[str, Any], stem: str, value: Any) -> str:
@@ -113,7 +140,7 @@ class SpecConditions:
         """
         if wanted is None or isinstance(wanted, bool):
             text = f"{variable} is {wanted}"
-        elif type(wanted) in _SINGLE:
+        elif type(wanted) in (int, str):
             known = put(self._scope, "fixed", wanted)
             text = f"type({variable}) is {type(wanted).__name__} and {variable} == {known}"
         elif is_plain(wanted):  # of floats, NaN and signs of zeros count

@@ -150,39 +150,39 @@ class Contract:
             without: paths of optional tensors that are None.
             values: makes others of these, where the contract does not say how they are filled.
         """
-        known = self._known(sizes)
 
-        def make(path: str, spec: TensorSpec | NumberSpec) -> Any:
-            if isinstance(spec, NumberSpec):
-                return spec.value(path, known)
-            if path in without:
-                return None
+        def make(path: str, spec: TensorSpec, known: Mapping[str, int]) -> Tensor:
             # Each its own values: equal ones would hide that a program takes one for another.
             made = spec.example(known, seed + zlib.crc32(path.encode()))
             return made if values is None or spec.fill is not None else values(spec, made)
 
-        return self.made(make)
+        return self._with_tensors(sizes, without, make)
 
     def blank(
         self, sizes: Mapping[str, int] | None = None, without: Collection[str] = ()
     ) -> dict[str, Any]:
         """Return arguments whose tensors hold no particular values, to trace with."""
-        known = self._known(sizes)
+        return self._with_tensors(sizes, without, lambda _, spec, known: spec.empty(known))
 
-        def make(path: str, spec: TensorSpec | NumberSpec) -> Any:
+    def _with_tensors(
+        self,
+        sizes: Mapping[str, int] | None,
+        without: Collection[str],
+        make: Callable[[str, TensorSpec, Mapping[str, int]], Tensor],
+    ) -> dict[str, Any]:
+        known = {name: dim.max for name, dim in self.dims.items()} | dict(sizes or {})
+
+        def made(path: str, spec: TensorSpec | NumberSpec) -> Any:
             if isinstance(spec, NumberSpec):
                 return spec.value(path, known)
-            return None if path in without else spec.empty(known)
+            return None if path in without else make(path, spec, known)
 
-        return self.made(make)
+        return self.made(made)
 
     def made(self, make: Callable[[str, TensorSpec | NumberSpec], Any]) -> dict[str, Any]:
         """Return arguments whose tensors and numbers `make` returns for path and spec."""
         args = {name: made_of(name, spec, make) for name, spec in self.args.items()}
         return {**args, **self.fixed}
-
-    def _known(self, sizes: Mapping[str, int] | None) -> dict[str, int]:
-        return {name: dim.max for name, dim in self.dims.items()} | dict(sizes or {})
 
     def alike(self, without: Collection[str] = ()) -> list[tuple[str, ...]]:
         """Return the names of tensor arguments that one tensor can stand for together.

@@ -17,8 +17,9 @@ from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Derived, Dim, Size
 from torchloom.serve.contract.specs import RecordSpec, TensorSpec
 
-Dims = dict[str, dict[int, Dim | Derived | str | None]]
-"""For each argument, which of its sizes vary, and the dim or its name where given."""
+Varying = dict[int, Dim | Derived | str | None]
+"""Which sizes of an argument vary, and the dim or its name where given."""
+Dims = dict[str, Varying]
 
 _TENSOR = re.compile(
     r"^(?:typing\.)?(?:Optional\[)?(?:torch\.)?(?:[A-Z]\w*)?Tensor\]?(?:\s*\|\s*None)?$"
@@ -75,9 +76,13 @@ def contract_of_call(
         ServeError: an argument whose size varies is no tensor.
     """
     bound = inspect.signature(forward).bind(*args, **kwargs)
+    given: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        given |= value if is_rest else {name: value}
     specs: dict[str, TensorSpec | RecordSpec] = {}
     fixed: dict[str, Any] = {}
-    for name, value in _flat(bound):
+    for name, value in given.items():
         spec = _described(name, value, dims.get(name, {}))
         if spec is not None:
             specs[name] = spec
@@ -94,59 +99,42 @@ def contract_of_call(
     return contract
 
 
-def _flat(bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:
-    for name, value in bound.arguments.items():
-        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            yield from value.items()
-        else:
-            yield name, value
-
-
-def _described(
-    path: str, value: Any, varying: Mapping[int, Dim | Derived | str | None]
-) -> TensorSpec | RecordSpec | None:
+def _described(path: str, value: Any, varying: Varying) -> TensorSpec | RecordSpec | None:
     """Return what an argument looks like; None if it is no tensor and holds none, or other things as well."""
     if isinstance(value, Tensor):
         return _spec(path, value, varying)
-    found = {key: _described(f"{path}.{key}", each, varying) for key, each in _parts(value).items()}
-    parts = {key: spec for key, spec in found.items() if spec is not None}
-    if not parts or len(parts) < len(found):
-        return None
-    return RecordSpec(parts, dict if isinstance(value, dict) else type(value))
+    kind: Any = type(value)
+    parts: dict[str, Any] = {}
+    if isinstance(value, dict):
+        kind, parts = dict, value
+    elif kind in (list, tuple):
+        parts = {str(place): each for place, each in enumerate(value)}
+    elif dataclasses.is_dataclass(kind):
+        parts = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+    found = {key: _described(f"{path}.{key}", each, varying) for key, each in parts.items()}
+    specs = {key: spec for key, spec in found.items() if spec is not None}
+    return RecordSpec(specs, kind) if specs and len(specs) == len(found) else None
 
 
-def _spec(
-    path: str, value: Tensor, varying: Mapping[int, Dim | Derived | str | None]
-) -> TensorSpec:
-    places = {_place(path, value, number): dim for number, dim in varying.items()}
-    shape: list[Size] = []
-    for number, size in enumerate(value.shape):
-        dim = places.get(number)
-        if number not in places:
-            shape.append(size)
-        elif isinstance(dim, (Dim, Derived)):
-            shape.append(dim)
-        else:
-            shape.append(Dim(dim or f"size_{size}", min(1, size), size))
+def _spec(path: str, value: Tensor, varying: Varying) -> TensorSpec:
+    shape: list[Size] = list(value.shape)
+    for number, dim in varying.items():
+        if not -value.dim() <= number < value.dim():
+            raise ServeError(
+                f"dynamic_arg_dims names size {number} of {path!r}, which has {value.dim()} dimensions"
+            )
+        size = value.shape[number]
+        is_size = isinstance(dim, (Dim, Derived))
+        shape[number] = dim if is_size else Dim(dim or f"size_{size}", min(1, size), size)
     return TensorSpec(tuple(shape), value.dtype, value.device)
 
 
-def _place(path: str, value: Tensor, number: int) -> int:
-    if not -value.dim() <= number < value.dim():
-        raise ServeError(
-            f"dynamic_arg_dims names size {number} of {path!r}, which has {value.dim()} dimensions"
-        )
-    return number % value.dim()
-
-
-def _dims(name: str, given: Any) -> dict[int, Dim | Derived | str | None]:
+def _dims(name: str, given: Any) -> Varying:
     if isinstance(given, bool) or given is None:
         raise ServeError(f"dynamic_arg_dims[{name!r}] is {given!r}: give a number, or several")
     if isinstance(given, int):
         return {given: None}
-    if isinstance(given, Mapping):
-        return dict(given)
-    return dict.fromkeys(given)
+    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
 
 
 def _annotated(forward: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> list[str]:
@@ -179,14 +167,3 @@ def _is_tensor(annotation: Any) -> bool:
         parts = dataclasses.fields(annotation)
         return bool(parts) and all(_is_tensor(each.type) for each in parts)
     return False
-
-
-def _parts(value: Any) -> dict[str, Any]:
-    """Return what an argument holds by name or place; nothing if it is of another kind."""
-    if isinstance(value, dict):
-        return value
-    if type(value) in (list, tuple):
-        return {str(place): each for place, each in enumerate(value)}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    return {}

@@ -1,8 +1,8 @@
 """Digests of the code that values bring with them: functions, and the methods of classes.
 
-Files stand for most code that a program was traced from (`model.fingerprint`). A digest finds what no file shows:
-classes and functions that were patched, and code of notebooks. Names of files, numbers of lines and comments do not
-enter it. The versions of torch and Python stand for their code, unless somebody replaced it.
+Files stand for the code that a program was traced from (`model.fingerprint`). A digest finds what no file shows: methods and
+functions that somebody replaced. Names of files, numbers of lines and comments do not enter it, nor do the cells of
+functions. The versions of torch and Python stand for their code, unless somebody replaced it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CodeReader:
     """Digests code; each class once, so a reader is for one comparison."""
 
     def __init__(self) -> None:
-        self._own: dict[type, str] = {}
+        self._of_classes: dict[type, str] = {}
         self.seen: set[types.CodeType] = set()
         """The code that was read, with what is defined inside of it."""
         self.modules: set[str] = set()
@@ -65,62 +65,34 @@ class CodeReader:
 
     def words(self, value: Any) -> str:
         """Return a digest of the code of a function, a class or what wraps one; nothing of what has none."""
-        found = [self._class(value)] if isinstance(value, type) else []
-        found += [self._function(each, ()) for each in functions_in(value)]
-        text = "; ".join(filter(None, found))
-        return f", code {_hash(text)}" if text else ""
-
-    def _class(self, kind: type) -> str:
-        kinds = [*kind.__mro__, *type(kind).__mro__]
-        for each in kinds:
-            if each not in self._own:
-                self._own[each] = self._methods(each)
-        owns = [self._own[each] for each in kinds]
-        return " ".join([*map(name_of, kinds), *owns]) if any(owns) else ""
+        kinds = value.__mro__ if isinstance(value, type) else ()
+        parts = [*map(self._methods, kinds), *map(self._function, functions_in(value))]
+        if not any(parts):
+            return ""
+        text = " ".join([*map(name_of, kinds), *parts])
+        return f", code {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
     def _methods(self, kind: type) -> str:
         """Return what a class itself defines; of torch's only what calls go through and somebody replaced.
 
         Libraries add methods of their own to torch's classes, in some processes and not in others.
         """
-        self.modules.add(kind.__module__)
-        is_torchs = kind.__module__.partition(".")[0] == "torch"
-        parts = [
-            f"{name} {text}"
-            for name, value in sorted(vars(kind).items())
-            if not is_torchs or name in _CALLED or name.startswith("__")
-            for function in functions_in(value)
-            if (text := self._function(function, ()))
-        ]
-        return "; ".join(parts)
+        if kind not in self._of_classes:
+            self.modules.add(kind.__module__)
+            is_torchs = kind.__module__.partition(".")[0] == "torch"
+            self._of_classes[kind] = "; ".join(
+                f"{name} {text}"
+                for name, value in sorted(vars(kind).items())
+                if not is_torchs or name in _CALLED or name.startswith("__")
+                for function in functions_in(value)
+                if (text := self._function(function))
+            )
+        return self._of_classes[kind]
 
-    def _function(
-        self, function: types.FunctionType, within: tuple[types.FunctionType, ...]
-    ) -> str:
-        """Return the digests of a function, its defaults, and the functions in its cells.
-
-        Torch's own, such as what `torch.compiler.disable` returns, count for what they wrap alone.
-        """
-        if function in within:
+    def _function(self, function: types.FunctionType) -> str:
+        if has_version(function.__code__.co_filename):
             return ""
-        is_own = not has_version(function.__code__.co_filename)
-        parts = []
-        if is_own:
-            self.seen.update(nested(function.__code__))
-            self.modules.add(function.__module__ or "")
-            given = (function.__defaults__, function.__kwdefaults__)
-            parts.append(f"{code_digest(function.__code__)} {words_for(given)}")
-        for cell in function.__closure__ or ():
-            try:
-                content = cell.cell_contents
-            except ValueError:
-                continue  # not filled yet
-            inner = list(functions_in(content))
-            parts += [self._function(each, (*within, function)) for each in inner]
-            if is_own and not inner:
-                parts.append(words_for(content))
-        return " ".join(filter(None, parts))
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        self.seen.update(nested(function.__code__))
+        self.modules.add(function.__module__ or "")
+        given = words_for((function.__defaults__, function.__kwdefaults__))
+        return f"{code_digest(function.__code__)} {given}"

@@ -4,7 +4,7 @@
     files        the content of each file whose code was traced, and of the files of classes and functions that were read
     attributes   numbers, texts and containers of them that are attributes of the model's modules
 
-With the key (`store.program_key`: versions, machine, contract, options, the structure and dtypes of tensors) this is all that
+With the key (`store.misses`: versions, machine, contract, options, the structure and dtypes of tensors) this is all that
 a load compares. An edit of such a file that changes nothing for the model makes a new program; `check="trace"` captures
 the model again instead. What neither notices is listed in docs/serving.md.
 """
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -100,36 +100,28 @@ def files_of(
     Returns:
         Hashes of contents by module; what cannot be looked up again, a line each.
     """
-    by_file: dict[str, list[types.CodeType]] = {}
-    for code in codes:
-        if not has_version(code.co_filename):
-            by_file.setdefault(code.co_filename, []).append(code)
     modules = {
         file: name
         for name, each in list(sys.modules.items())
         if (file := getattr(each, "__file__", None)) is not None
     }
     found, lost = {}, []
-    for file, its in by_file.items():
+    for code in codes:
+        file = code.co_filename
+        if has_version(file) or modules.get(file) in found or code.co_name == "__create_fn__":
+            continue
         digest = _content_hash(modules[file]) if file in modules else ""
-        if digest and _is_as_imported(Path(file), its):
+        if digest and _is_as_imported(Path(file), code):
             found[modules[file]] = digest
+        elif not digest and code not in known:
+            lost.append(f"the code of {code.co_name} ({Path(file).name})")
         elif digest:
             lost.append(f"{Path(file).name}, which was edited after it was imported")
-        else:
-            lost += [
-                f"the code of {code.co_name} ({Path(file).name})"
-                for code in its
-                if code not in known and code.co_name != "__create_fn__"
-            ]
-    return found | dict(_hashes(set(others) - set(found))), lost
-
-
-def _hashes(modules: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for name in sorted(modules):
+    for name in sorted(set(others) - set(found)):
         file = _file_of(name)
         if file and not has_version(file) and (digest := _content_hash(name)):
-            yield name, digest
+            found[name] = digest
+    return found, list(dict.fromkeys(lost))
 
 
 def _file_of(module: str) -> str | None:
@@ -151,12 +143,12 @@ def _content_hash(module: str) -> str:
         return ""
 
 
-def _is_as_imported(file: Path, codes: Iterable[types.CodeType]) -> bool:
+def _is_as_imported(file: Path, code: types.CodeType) -> bool:
     """Return whether a file still holds some code; one that is older than this process does."""
     status = file.stat()
     if max(status.st_mtime, status.st_ctime) < _STARTED:
         return True
-    return {code_digest(code) for code in codes} <= _digests_in(file, status.st_mtime_ns)
+    return code_digest(code) in _digests_in(file, status.st_mtime_ns)
 
 
 @cache

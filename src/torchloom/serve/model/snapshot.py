@@ -1,7 +1,7 @@
 """A snapshot of what a forward pass may change, to put it back: building runs the model and must leave no trace.
 
-Put back are tensors, the attributes of modules and objects, and containers in these, four levels deep. What forward
-writes to globals and closures is an error. The states of torch's, Python's and NumPy's random generators are kept
+Put back are buffers and other tensors, the attributes of modules and objects, and containers in these, four levels deep.
+What forward writes to weights, globals and closures is an error. The states of torch's, Python's and NumPy's random generators are kept
 apart, by `generators_kept`.
 """
 
@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from torchloom.errors import ServeError
 from torchloom.serve.model.target import Target
 
-_MOST_BYTES = 2**26
-"""Parameters in all that are copied before a run. Of more of them torch's own counter says whether they were written."""
 _DEPTH = 4
 """Levels of attributes and containers, from a module on, that are put back."""
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
@@ -65,10 +63,9 @@ class ModelSnapshot:
         self._held: list[tuple[str, Any, Content]] = []
         """Attributes and containers: name, what holds them, what was in it."""
         self._watched: list[tuple[str, Callable[[], Content], Content]] = []
-        """What forward may not write: globals, closures, large weights; name, how it is read, what was there."""
+        """What forward may not write: globals, closures, weights; name, how it is read, what was there."""
         self._copied: list[tuple[str, Tensor, Tensor, Tensor]] = []
         """Each: name, the tensor, a view of it that keeps sizes and memory, a copy."""
-        self._bytes_left = _MOST_BYTES
         self._add("", target.owner, _DEPTH)
         self._watch_names(target.function)
         kinds = {type(target.owner), *map(type, target.module.modules() if target.module else ())}
@@ -116,9 +113,8 @@ class ModelSnapshot:
         written = [name for name, read, content in self._watched if _differs(content, read())]
         if written:
             raise ServeError(
-                f"forward writes to {written[0]}, and building runs forward, but puts back only buffers, weights of "
-                f"{_MOST_BYTES >> 20} MiB and attributes of the model: keep it in one of these, or call the model once "
-                "before if its first call alone writes it"
+                f"forward writes to {written[0]}, and building runs forward, but puts back only buffers and attributes "
+                "of the model: keep it in one of these, or call the model once before if its first call alone writes it"
             )
 
     def _add(self, path: str, value: Any, left: int) -> None:
@@ -142,16 +138,14 @@ class ModelSnapshot:
                 )
 
     def _add_tensor(self, path: str, tensor: Tensor, *, is_watched: bool = False) -> None:
-        num_bytes = isinstance(tensor, nn.Parameter) * tensor.nbytes
         # Inference tensors have no counter; quantized and sparse ones cannot all be copied and compared.
         with suppress(RuntimeError, NotImplementedError, TypeError):
-            if is_watched or num_bytes > self._bytes_left:
+            if is_watched or isinstance(tensor, nn.Parameter):
                 self._note(path, lambda: [("", tensor._version)])
             elif tensor.layout == torch.strided and not tensor.is_meta:
                 view, made = tensor.detach(), tensor.detach().clone()
                 _is_same(tensor, view, made)  # raises for kinds that cannot be compared afterwards
                 self._copied.append((path, tensor, view, made))
-                self._bytes_left -= num_bytes
 
     def _note(self, name: str, read: Callable[[], Content]) -> None:
         self._watched.append((name, read, read()))

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import decimal
 import enum
 import functools
 import hashlib
-import re
 import types
-import typing
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,14 +27,12 @@ _OF_TORCH = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo),
     *(torch.iinfo, torch.qscheme),
 )
-_PRINTED = (
-    *(decimal.Decimal, types.GenericAlias, types.UnionType),
-    *(type(typing.Optional[int]), type(typing.List[int])),  # noqa: UP006, UP045 - classes of their own
+_SEQUENCES = (
+    list,
+    tuple,
+    collections.deque,
+    *(type(view()) for view in ({}.keys, {}.values, {}.items)),
 )
-"""What has a text of its own that says all of it."""
-_SEQUENCES = (list, tuple, collections.deque)
-_SETS = (set, frozenset)
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _NATIVE = (
     *(types.BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType),
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType),
@@ -89,10 +83,6 @@ def _spelled(value: Any, other: Callable[[Any], str], within: tuple[int, ...]) -
     kind = type(value)
     if kind in _LITERALS or isinstance(value, _OF_TORCH):
         return repr(value)
-    if kind in _PRINTED:
-        return f"{name_of(kind)} {value!r}"
-    if isinstance(value, re.Pattern):
-        return f"{name_of(kind)} {value.pattern!r} {value.flags}"
     if isinstance(value, enum.Enum):
         return f"{name_of(kind)}.{value.name} = {inner(value.value)}"
     if isinstance(value, Tensor):
@@ -116,12 +106,11 @@ def _spelled(value: Any, other: Callable[[Any], str], within: tuple[int, ...]) -
     if isinstance(value, slice):
         return f"slice({inner(value.start)}, {inner(value.stop)}, {inner(value.step)})"
     if isinstance(value, Mapping):
-        pairs = [f"{inner(key)}: {inner(each)}" for key, each in value.items()]
-        return _container(kind, pairs, _extra(value, inner))
-    if isinstance(value, _SETS):
+        return _container(kind, [f"{inner(key)}: {inner(each)}" for key, each in value.items()])
+    if isinstance(value, (set, frozenset)):
         return _container(kind, sorted(map(inner, value)))
-    if isinstance(value, (*_SEQUENCES, *_VIEWS)):
-        return _container(kind, map(inner, value), _extra(value, inner))
+    if isinstance(value, _SEQUENCES):
+        return _container(kind, list(map(inner, value)))
     bases: tuple[Any, ...] = (int, float, complex, str, bytes)
     for base in bases:
         if isinstance(value, base):
@@ -131,47 +120,28 @@ def _spelled(value: Any, other: Callable[[Any], str], within: tuple[int, ...]) -
     if dataclasses.is_dataclass(value):
         pairs = [f"{f.name}={inner(getattr(value, f.name))}" for f in dataclasses.fields(value)]
         return f"{name_of(kind)}({', '.join(pairs)})"
-    if isinstance(value, weakref.ref):
-        return f"a reference to {inner(value())}"
     if callable(value) and hasattr(value, "__qualname__"):
         return f"function {name_of(value)}"
-    if _is_of_torch(kind) and callable(value) and " at 0x" not in (text := str(value)):
+    if (
+        kind.__module__.partition(".")[0] == "torch"
+        and callable(value)
+        and " at 0x" not in (text := str(value))
+    ):
         return f"{name_of(kind)} {text}"  # operators; an address is another one in each process
     return other(value)
 
 
-def _extra(value: Any, inner: Callable[[Any], str]) -> str:
-    if isinstance(value, collections.deque):
-        return f", at most {value.maxlen}"
-    if isinstance(value, collections.defaultdict):
-        return f", else {inner(value.default_factory)}"
-    return ""
-
-
-def _container(kind: type, items: Iterable[str], extra: str = "") -> str:
-    texts = list(items)
+def _container(kind: type, texts: list[str]) -> str:
     shown = ", ".join(texts[:_MOST_SHOWN])
     if len(texts) > _MOST_SHOWN:
         digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
         shown = f"{shown}, ... ({digest})"
-    return f"{name_of(kind)} of {len(texts)}{extra}: {shown}"
-
-
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "torch"
+    return f"{name_of(kind)} of {len(texts)}: {shown}"
 
 
 def _tensor_words(value: Tensor) -> str:
+    is_strided = value.layout == torch.strided
+    layout = f"strides {list(value.stride())}" if is_strided else str(value.layout)
     grad = ", requires grad" if value.requires_grad else ""
-    own = _KINDS.get(type(value), f", a {name_of(type(value))}")
-    marks = "".join(
-        f", {word}"
-        for word, holds in (("conjugated", value.is_conj()), ("negated", value.is_neg()))
-        if holds
-    )
-    if value.layout != torch.strided:
-        return f"tensor {value.dtype}{list(value.shape)} {value.layout} on {value.device}{grad}{marks}{own}"
-    return (
-        f"tensor {value.dtype}{list(value.shape)} strides {list(value.stride())} on {value.device}"
-        f"{grad}{marks}{own}"
-    )
+    kind = _KINDS.get(type(value), f", a {name_of(type(value))}")
+    return f"tensor {value.dtype}{list(value.shape)} {layout} on {value.device}{grad}{kind}"

@@ -11,12 +11,11 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchloom.errors import ServeError
 from torchloom.pieces.shell import plain_function
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.model.shared_memory import overlaps
 from torchloom.serve.model.spelling import words_for
 
 
@@ -146,9 +145,9 @@ class Target:
         for name, tensor in tensors:
             same = first.setdefault(id(tensor), name)
             found[name] = words_for(tensor) if same == name else f"the same as {same}"
-        names, by_name = list(first.values()), dict(tensors)
-        for number, (other, offset) in overlaps([by_name[name] for name in names]).items():
-            found[names[number]] += f", in the memory of {names[other]}, {offset} bytes on"
+        by_name = dict(tensors)
+        for name, words in _within({name: by_name[name] for name in first.values()}):
+            found[name] += words
         return found
 
     def structure_digest(self) -> str:
@@ -162,6 +161,24 @@ class Target:
             return kinds
         tensors = [*self.module.parameters(), *self.module.buffers()]
         return kinds | {tensor.device.type for tensor in tensors}
+
+
+def _within(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Say which tensors begin in the memory of another one: compilers order reads and writes by it."""
+    spans = []
+    for name, tensor in tensors.items():
+        if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
+            ends = zip(tensor.shape, tensor.stride(), strict=True)
+            last = sum((size - 1) * by for size, by in ends)
+            size = (last + 1) * tensor.itemsize
+            spans.append((str(tensor.device), tensor.data_ptr(), -size, name))
+    whole = ("", 0, 0, "")
+    for span in sorted(spans):
+        device, start, size, name = span
+        if device == whole[0] and start < whole[1] - whole[2]:
+            yield name, f", in the memory of {whole[3]}, {start - whole[1]} bytes on"
+        if device != whole[0] or start - size > whole[1] - whole[2]:
+            whole = span
 
 
 @contextmanager

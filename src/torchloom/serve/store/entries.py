@@ -1,19 +1,30 @@
-"""Entries of a store: a program as plain data and names of objects, and made runnable again."""
+"""Entries of a store: a program as plain data and names of objects, and made runnable again.
+
+Nothing here imports a compiler: a process that loads programs does not pay for one.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, fx
+
+from torchloom._torch.cache import why_cache_is_open
+from torchloom.errors import ArtifactError
+from torchloom.pieces.build import Built, load_piece
+from torchloom.pieces.graphs import dump_graph, load_graph
+from torchloom.pieces.plain import PlainGraph, run_plain
 from torchloom.pieces.shell import Shell
-from torchloom.serve.call.assemble import assembled
 from torchloom.serve.call.eager import why_enforced
 from torchloom.serve.call.padded import Padded
 from torchloom.serve.call.program import OutOfRange, Program
-from torchloom.serve.call.stitching import Stitching
+from torchloom.serve.call.stitching import Stitching, assembled
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.call.weight_checks import looks_from, with_weight_check
 from torchloom.serve.contract.box import Box
@@ -22,7 +33,8 @@ from torchloom.serve.counter import counter
 from torchloom.serve.model.fingerprint import Fingerprint
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.stored_pieces import loaded_piece, object_names
+
+Call = Callable[..., Any]
 
 
 def program_from(
@@ -46,11 +58,37 @@ def program_from(
         out_of_range: what a call outside of the contract does.
 
     Raises:
-        ArtifactError: a part of it is missing or damaged.
+        ArtifactError: a part of it is missing or damaged, or it cannot be made here.
     """
     if enforced := why_enforced():
         return Program(target, contract, [], out_of_range=out_of_range, key=name, enforced=enforced)
     started = time.perf_counter()
+    try:
+        variants = [*_variants(store, entry, target, contract, fingerprints)]
+    except ArtifactError:
+        raise
+    except Exception as error:  # unpickling and the user's modules may raise anything
+        raise ArtifactError(
+            f"{store.root}: the program for it cannot be made in this process ({type(error).__name__}: {error}): build "
+            "it again"
+        ) from error
+    counter.num_loads += 1
+    return Program(
+        *(target, contract, variants),
+        out_of_range=out_of_range,
+        key=name,
+        origin="loaded",
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _variants(
+    store: Store,
+    entry: Mapping[str, Any],
+    target: Target,
+    contract: Contract,
+    fingerprints: Iterable[Fingerprint],
+) -> Iterator[Variant]:
     done: dict[str, Any] = {}
 
     def call(stored: Mapping[str, Any]) -> Any:
@@ -59,78 +97,48 @@ def program_from(
             done[known] = loaded_piece(stored, store)
         return done[known]
 
-    variants = []
     for stored, fingerprint in zip(entry["variants"], fingerprints, strict=True):
-        calls = [call(piece) for piece in stored["pieces"]]
-        variants.append(_variant_from(stored, store, calls, target, contract, fingerprint))
-    counter.num_loads += 1
-    return Program(
-        target,
-        contract,
-        variants,
-        out_of_range=out_of_range,
-        key=name,
-        origin="loaded",
-        seconds=time.perf_counter() - started,
-    )
-
-
-def _variant_from(
-    stored: Mapping[str, Any],
-    store: Store,
-    calls: Sequence[Any],
-    target: Target,
-    contract: Contract,
-    fingerprint: Fingerprint,
-) -> Variant:
-    """Return the program for one box, as `entry_part` wrote it, around its loaded pieces."""
-    shell = Shell.from_bytes(store.get(stored["shell"]))
-    stitching = Stitching.from_json(stored["stitching"])
-    compiled, recorded = assembled(
-        stitching, calls, stored["recorded"], stored["fixed"], stored["written"]
-    )
-    looks = looks_from(stored["looks"])
-    run = shell.around(with_weight_check(compiled, looks), target.call)
-    if padded := stored["padded"]:
-        axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
-        run = Padded(run, target, contract, contract.dims[padded["dim"]], padded["size"], axes)
-    return Variant(
-        Box.from_json(stored["box"]),
-        frozenset(stored["without"]),
-        run,
-        fingerprint,
-        pieces=tuple(stored["digests"]),
-        num_calls=len(stitching.steps),
-        writes=stored["writes"],
-        recorded=recorded,
-        told=tuple(stored["verdicts"]),
-        checks=tuple(stored["checks"]),
-        asked=stored["asked"],
-        looks=looks,
-    )
+        stitching, looks = Stitching.from_json(stored["stitching"]), looks_from(stored["looks"])
+        compiled, recorded = assembled(
+            stitching,
+            [call(piece) for piece in stored["pieces"]],
+            *(stored["recorded"], stored["fixed"], stored["written"]),
+        )
+        shell = Shell.from_bytes(store.get(stored["shell"]))
+        run = shell.around(with_weight_check(compiled, looks), target.call)
+        if padded := stored.get("padded"):
+            axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
+            run = Padded(run, target, contract, contract.dims[padded["dim"]], padded["size"], axes)
+        yield Variant(
+            Box.from_json(stored["box"]),
+            frozenset(stored["without"]),
+            run,
+            fingerprint,
+            pieces=tuple(stored["digests"]),
+            num_calls=len(stitching.steps),
+            writes=stored["writes"],
+            recorded=recorded,
+            told=tuple(stored["verdicts"]),
+            checks=tuple(stored["checks"]),
+            asked=stored["asked"],
+            looks=looks,
+        )
 
 
 def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
     """Store the objects of a program for one box, and return what an entry says of it."""
     return {
-        "box": variant.box.to_json(),
-        "traced": variant.stored["traced"],
-        "graph": variant.stored["graph"],
-        "checks": list(variant.checks),
-        "asked": [list(line) for line in variant.asked],
-        "without": sorted(variant.without),
-        "fingerprint": store.put(variant.fingerprint.to_bytes()),
-        "digests": list(variant.pieces),
+        **variant.stored,
         "shell": store.put(variant.stored["shell"]),
-        "stitching": variant.stored["stitching"],
-        "pieces": variant.stored["pieces"],
-        "padded": variant.stored.get("padded"),
-        "recorded": variant.stored["recorded"],
+        "fingerprint": store.put(variant.fingerprint.to_bytes()),
+        "box": variant.box.to_json(),
+        "checks": variant.checks,
+        "asked": variant.asked,
+        "without": sorted(variant.without),
+        "digests": variant.pieces,
         "writes": variant.writes,
-        "fixed": variant.stored["fixed"],
-        "written": variant.stored["written"],
-        "verdicts": list(variant.assumed),
-        "looks": [list(look) for look in variant.looks],
+        "verdicts": variant.assumed,
+        "looks": variant.looks,
     }
 
 
@@ -164,3 +172,79 @@ def describe_entry(entry: Mapping[str, Any], store: Store) -> tuple[list[str], l
         for suffix, words in kinds.items()
     ]
     return [f"{factors['model']} for {machine}", ", ".join(counts)], faults
+
+
+def stored_piece(built: Built, store: Store) -> dict[str, Any]:
+    """Store a compiled piece and return where its parts are; nothing if it cannot be stored."""
+    plain = built.plain
+    kernels: Mapping[str, bytes] = (
+        {key: path.read_bytes() for key, path in built.kernels.items()}
+        if plain is None
+        else plain.kernels
+    )
+    parts: dict[str, Any] = {
+        "kernels": {key: store.put(content, ".so") for key, content in kernels.items()}
+    }
+    if plain is None:
+        return {} if built.content is None else parts | {"compiled": store.put(built.content)}
+    return parts | {
+        "source": store.put(plain.source.encode(), ".py"),
+        "constants": store.put(_bytes_of(plain.constants)) if plain.constants else None,
+        "returned": plain.returned,
+        "written": list(plain.written),
+        "with_grad": plain.with_grad,
+    }
+
+
+def stored_graph(graph_module: fx.GraphModule, store: Store) -> dict[str, Any]:
+    """Store a graph that runs as it is and return where it is."""
+    return {"graph": store.put(dump_graph(graph_module))}
+
+
+def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
+    """Return the function of a stored piece; nothing is compiled.
+
+    Raises:
+        ArtifactError: a part of it is missing or damaged, or needs a compiler's cache that others can write to.
+    """
+    if "graph" in stored:
+        return load_graph(store.get(stored["graph"])).forward
+    kernels = {key: store.get(digest) for key, digest in stored["kernels"].items()}
+    try:
+        if "compiled" in stored:
+            if (
+                reason := why_cache_is_open()
+            ):  # torch writes its sources there, and runs what is there
+                raise ArtifactError(reason)
+            return load_piece(store.get(stored["compiled"]), kernels)
+        returned = stored["returned"]
+        plain = PlainGraph(
+            store.get(stored["source"]).decode(),
+            kernels,
+            None if returned is None else tuple(returned),
+            tuple(stored["written"]),
+            _tensors_in(store.get(stored["constants"])) if stored["constants"] else {},
+            stored["with_grad"],
+        )
+        return run_plain(plain)
+    except LookupError as error:
+        raise ArtifactError(
+            f"a piece of the program is incomplete: {error}; build again"
+        ) from error
+
+
+def object_names(stored: Mapping[str, Any]) -> set[str]:
+    """Return the names under which the parts of a stored piece are in the store."""
+    names = ("graph", "compiled", "source", "constants")
+    found = {stored[name] for name in names if stored.get(name)}
+    return found | set(stored.get("kernels", {}).values())
+
+
+def _bytes_of(tensors: Mapping[str, Tensor]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(tensors), buffer)
+    return buffer.getvalue()
+
+
+def _tensors_in(content: bytes) -> dict[str, Tensor]:
+    return torch.load(io.BytesIO(content), weights_only=True)

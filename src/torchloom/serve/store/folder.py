@@ -106,17 +106,6 @@ class Store:
         make_own(path.parent)
         write_whole(path, json.dumps(signed, sort_keys=True) + "\n")
 
-    def load(self, key: str) -> dict[str, Any] | None:
-        """Return what a program is made of, None if it is not here.
-
-        Raises:
-            ArtifactError: the entry is damaged, of another version, or not signed by this user; or the
-                store can be written by others.
-        """
-        self.check()
-        found = self._parsed(self._entry(key))
-        return None if found is None else self._verified(key, found, SigningKey())
-
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return all entries that can be used, by key."""
         return self.look()[1]

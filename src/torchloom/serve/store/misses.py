@@ -1,4 +1,4 @@
-"""Why a stored program does not fit: its key, changed constants and code, missing objects."""
+"""What tells one stored program from another, and why none fits: its key, what changed in the model, missing objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torchloom.serve.model.fingerprint import Fingerprint
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.entries import faults_of
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.program_key import differences, key_of
 
 
 @dataclass
@@ -60,25 +59,7 @@ def why_miss(
             return []
         if number == 0 or len(lines) < len(nearest):
             nearest = lines
-    if broken and not entries:
-        return [*broken, *_unlike(store, target)]
-    return [*broken, *nearest]
-
-
-def _unlike(store: Store, target: Target) -> list[str]:
-    """Say in what programs that may not be used differ from what would be asked, as far as that is plain data."""
-    machine = machine_of(sorted(target.device_types(None)))
-    now = {"model": target.name, "machine": machine}
-    lines: list[str] = []
-    for entry in store.unverified()[0].values():
-        factors = entry.get("factors")
-        stored = dict(factors) if isinstance(factors, Mapping) else {}
-        there = stored.get("machine")
-        if isinstance(there, Mapping):  # names that are not ours could hold anything
-            stored["machine"] = {name: there.get(name) for name in machine}
-        found = differences(now, {name: stored.get(name) for name in now})
-        lines += [line for line in found if line not in lines]
-    return lines
+    return broken if broken and not entries else [*broken, *nearest]
 
 
 def key_differences(
@@ -131,3 +112,48 @@ def fit_of(store: Store, entry: Mapping[str, Any], target: Target, contract: Con
             fit.changes.append(str(error))
     fit.changes = list(dict.fromkeys(fit.changes))
     return fit
+
+
+def key_of(
+    target: Target, contract: Contract, options: Mapping[str, Any], name: str = ""
+) -> dict[str, Any]:
+    """Return what tells one program from another before anything is traced.
+
+    Args:
+        target: the model.
+        contract: what arguments look like.
+        options: of the build, as plain data.
+        name: of the program.
+
+    Returns:
+        Factors by name, as plain data.
+    """
+    return {
+        "name": name,
+        "model": target.name,
+        "structure": target.structure_digest(),
+        "contract": contract.to_json(),
+        "options": dict(options),
+        "machine": machine_of(sorted(target.device_types(contract))),
+    }
+
+
+def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Say in what the factors of two keys differ, one line each.
+
+    Example:
+        >>> differences({"torch": "2.13.0", "isa": "avx2"}, {"torch": "2.12.1", "isa": "avx2"})
+        ["torch: '2.13.0' here, '2.12.1' there"]
+    """
+    lines = []
+    for name in sorted(wanted.keys() | found.keys()):
+        here, there = wanted.get(name), found.get(name)
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            lines += [f"{name}, {line}" for line in differences(here, there)]
+        elif here != there:
+            lines.append(f"{name}: {_shown(here)} here, {_shown(there)} there")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)

@@ -60,16 +60,13 @@ class Saved:
             if not name.startswith(f"{self.key}-"):
                 continue
             fit = compare(self.store, entry, target, contract)
-            if fit.changes:
-                continue
             try:
-                return program_from(
-                    self.store, name, entry, target, contract, fit.fingerprints, out_of_range
-                )
+                if not fit.changes:
+                    return program_from(
+                        self.store, name, entry, target, contract, fit.fingerprints, out_of_range
+                    )
             except ArtifactError as error:
                 log.warning("%s is not used: %s", name, error)
-            except Exception as error:  # noqa: BLE001 - unpickling and the user's modules may raise anything
-                log.warning("%s is not used: %s", name, cannot_be_made(error))
         return None
 
     def save(self, program: Program) -> str:
@@ -88,8 +85,3 @@ class Saved:
         self.store.save(f"{self.key}-{digest}", entry)
         counter.num_saves += 1
         return ""
-
-
-def cannot_be_made(error: Exception) -> str:
-    """Say why a stored program cannot be made runnable."""
-    return f"the program for it cannot be made in this process ({type(error).__name__}: {error}): build it again"

@@ -51,12 +51,11 @@ class SigningKey:
                 f"there is no key at {self.path} to check signatures with, so nothing here was built or "
                 "trusted by this user: build again, or name the key that signed it in TORCHLOOM_KEY_FILE"
             ) from error
-        except PermissionError as error:
-            reason = str(error) if error.errno is None else f"{self.path}: {error.strerror}"
-        except OSError as error:
-            reason = f"{self.path}: {error.strerror}"
-        except RuntimeError as error:  # a loop of links, before Python 3.13
-            reason = f"{self.path}: {error}"
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # RuntimeError: a loop of links, before Python 3.13
+            reason = f"{self.path}: {getattr(error, 'strerror', None) or error}"
         if not reason and len(self._secret) < _NUM_BYTES:
             reason = f"{self.path} holds {len(self._secret)} bytes, a key has {_NUM_BYTES}"
         if reason:

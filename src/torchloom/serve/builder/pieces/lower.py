@@ -16,8 +16,8 @@ from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.pieces.inductor_options import TUNED
 from torchloom.serve.builder.pieces.piece import Piece
 from torchloom.serve.counter import counter
+from torchloom.serve.store.entries import stored_graph, stored_piece
 from torchloom.serve.store.folder import Store
-from torchloom.serve.store.stored_pieces import stored_graph, stored_piece
 
 Call = Callable[..., Any]
 Backend = Literal["inductor", "eager"] | Callable[[fx.GraphModule, list[Any]], Call]

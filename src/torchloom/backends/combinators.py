@@ -1,0 +1,219 @@
+"""Backends built from other backends: `by_device` chooses one, `fallback` tries several, `tee` shows what one compiles."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from torchloom import events
+from torchloom._torch.inductor import inductor_config
+from torchloom.backends.graphs import copy_graph_module, devices_of, name_of
+from torchloom.backends.records import CompilerFn
+from torchloom.backends.registry import lookup_backend
+from torchloom.errors import BackendError
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
+
+Backend = str | CompilerFn
+"""A registered name, or a function."""
+Sink = Callable[[fx.GraphModule, Sequence[Any]], object]
+
+
+class Forwarding(ABC):
+    """Forwards `reset` and `get_compiler_config` to the inner backends.
+
+    Combinators are frozen dataclasses: two made of equal parts are equal, so that Dynamo, which
+    recompiles when the backend changes, sees one backend.
+    """
+
+    @abstractmethod
+    def inner(self) -> tuple[Backend, ...]:
+        """Return the backends that this one is built from."""
+
+    def reset(self) -> None:
+        """Reset every inner backend; `torch._dynamo.reset` calls this."""
+        for _, fn in self._found():
+            getattr(fn, "reset", lambda: None)()
+
+    def get_compiler_config(self) -> dict[str, Any]:
+        """Return the settings of the first inner backend that has any."""
+        for backend, fn in self._found():
+            if backend == "inductor":
+                return inductor_config()
+            if hasattr(fn, "get_compiler_config"):
+                return fn.get_compiler_config()
+        return {}
+
+    def _found(self) -> list[tuple[Backend, CompilerFn]]:
+        """Return the inner backends that can be found: a fallback may name one that is not installed."""
+        found = []
+        for backend in self.inner():
+            with contextlib.suppress(BackendError):
+                found.append((backend, lookup_backend(backend)))
+        return found
+
+
+@dataclass(frozen=True)
+class _ByDevice(Forwarding):
+    choices: tuple[tuple[str, Backend], ...]
+    default: Backend | None
+
+    @property
+    def compiler_name(self) -> str:
+        inside = [f"{device}={name_of(backend)}" for device, backend in self.choices]
+        return f"by_device({', '.join(inside)})"
+
+    def inner(self) -> tuple[Backend, ...]:
+        chosen = tuple(backend for _, backend in self.choices)
+        return chosen if self.default is None else (*chosen, self.default)
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        # A graph with tensors on an accelerator runs there; those on the CPU are its scalars.
+        devices = sorted(devices_of(gm, example_inputs) - {"cpu"}) or ["cpu"]
+        if len(devices) > 1:
+            raise BackendError(
+                f"{self.compiler_name}: one graph has tensors on {', '.join(devices)}; "
+                "move the model to one kind of device"
+            )
+        chosen = dict(self.choices).get(devices[0], self.default)
+        if chosen is None:
+            raise BackendError(
+                f"{self.compiler_name}: a graph runs on {devices[0]}, for which no backend was given: "
+                f"pass {devices[0]}=... or default=..."
+            )
+        return lookup_backend(chosen)(gm, example_inputs, **options)
+
+
+def by_device(*, default: Backend | None = None, **backends: Backend) -> CompilerFn:
+    """Return a backend that compiles each graph with the backend of its device.
+
+    Args:
+        default: the backend for all other devices; without it they are an error.
+        backends: device type -> registered name or callable, e.g. `cpu="inductor"`.
+
+    Raises:
+        BackendError: no backend is given, or one is unknown.
+
+    Example:
+        >>> chosen = by_device(cpu="inductor", cuda="cudagraphs")
+        >>> torch.compile(fn, backend=chosen)  # doctest: +SKIP
+    """
+    if not backends and default is None:
+        raise BackendError("by_device() got no backend: pass e.g. cpu='inductor'")
+    made = _ByDevice(tuple(sorted(backends.items())), default)
+    for backend in made.inner():
+        lookup_backend(backend)
+    return made
+
+
+@dataclass(frozen=True)
+class _Fallback(Forwarding):
+    backends: tuple[Backend, ...]
+    on: tuple[type[Exception], ...]
+
+    @property
+    def compiler_name(self) -> str:
+        return f"fallback({', '.join(map(name_of, self.backends))})"
+
+    def inner(self) -> tuple[Backend, ...]:
+        return self.backends
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        failed: list[tuple[str, str]] = []
+        last_error: Exception | None = None
+        untouched = copy_graph_module(gm)
+        for backend in self.backends:
+            # Options are written for the first backend; the others may not know them.
+            given = {} if failed else options
+            graph = copy_graph_module(untouched) if failed else gm
+            try:
+                compiled = lookup_backend(backend)(graph, example_inputs, **given)
+            except self.on as error:
+                why, *_ = str(error).splitlines() or [""]
+                failed.append((name_of(backend), f"{type(error).__name__}: {why}"))
+                last_error = error
+                continue
+            events.emit(events.BackendChosen(backend=name_of(backend), failed=tuple(failed)))
+            for name, why in failed:
+                text = "a graph is compiled with %s, because %s failed: %s"
+                logger.warning(text, name_of(backend), name, why)
+            return compiled
+        causes = "; ".join(f"{name}: {why}" for name, why in failed)
+        raise BackendError(
+            f"every backend of {self.compiler_name} failed. {causes}"
+        ) from last_error
+
+
+def fallback(
+    first: Backend, *then: Backend, on: tuple[type[Exception], ...] = (Exception,)
+) -> CompilerFn:
+    """Return a backend that compiles each graph with the first backend that can.
+
+    A backend fails by raising while it compiles. One that compiles the backward graph later, in
+    the first backward pass (Inductor does), can only fail there: too late for another one.
+    Which backend won is logged for each graph for which the first one failed.
+
+    Args:
+        first: a registered name or a callable; it alone gets the options of torch.compile.
+        then: what to try next, in order, e.g. "eager".
+        on: the exceptions that count as failing.
+
+    Raises:
+        BackendError: fewer than two backends are given; or, while compiling, all of them failed.
+
+    Example:
+        >>> torch.compile(fn, backend=fallback("inductor", "eager"))  # doctest: +SKIP
+    """
+    if not then:
+        raise BackendError("fallback() needs a second backend: pass e.g. fallback('mine', 'eager')")
+    for backend in (first, *then):
+        if not isinstance(backend, str):  # a name may belong to a package that is not installed
+            lookup_backend(backend)
+    return _Fallback((first, *then), on)
+
+
+@dataclass(frozen=True)
+class _Tee(Forwarding):
+    backend: Backend
+    sink: Sink
+
+    @property
+    def compiler_name(self) -> str:
+        return f"tee({name_of(self.backend)})"
+
+    def inner(self) -> tuple[Backend, ...]:
+        return (self.backend,)
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        self.sink(copy_graph_module(gm), example_inputs)
+        return lookup_backend(self.backend)(gm, example_inputs, **options)
+
+
+def tee(backend: Backend, sink: Sink) -> CompilerFn:
+    """Return a backend that calls `sink(gm, example_inputs)` and then compiles with `backend`.
+
+    Args:
+        backend: a registered name or a callable.
+        sink: gets a copy of the captured graph, its own to keep, before the compiler rewrites the
+            original. What it raises ends the compile.
+
+    Raises:
+        BackendError: `backend` is unknown, or `sink` is not callable.
+
+    Example:
+        >>> graphs = []
+        >>> keep = tee("inductor", lambda gm, inputs: graphs.append(gm))
+        >>> torch.compile(fn, backend=keep)  # doctest: +SKIP
+    """
+    if not callable(sink):
+        raise BackendError(
+            f"the sink of tee() is a {type(sink).__name__}: pass a function of (gm, example_inputs)"
+        )
+    lookup_backend(backend)
+    return _Tee(backend, sink)
