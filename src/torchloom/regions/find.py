@@ -9,7 +9,7 @@ cross, and parts whose data flows in the same way have one form. Gathers and par
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,12 +67,17 @@ class Found:
     reasons: tuple[str, ...]
 
 
-def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
+def find_regions(
+    graph: fx.Graph,
+    min_repeats: int = MIN_REPEATS,
+    why_not: Callable[[Part], str | None] | None = None,
+) -> Found:
     """Return groups of equal parts, each in the order of the graph.
 
     Args:
         graph: from Dynamo, with values recorded on its nodes; not changed.
         min_repeats: smaller groups do not count.
+        why_not: says why a part cannot be used, None if it can; by default, why it cannot be a call of a body.
     """
     nodes = [node for node in graph.nodes if not is_outside(node)]
     strange = next(filter(is_strange, nodes), None)
@@ -91,7 +96,9 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
         stretch = longest_stretch(labels, begin, end, min_repeats, 1)
         if stretch is None:
             continue
-        found = _cut(_Labelled(nodes, labels, contexts), stretch, min_repeats)
+        found = _cut(
+            _Labelled(nodes, labels, contexts), stretch, min_repeats, why_not or why_no_call
+        )
         groups += found.groups
         reasons += found.reasons
         # A stretch may reach into what is before it and behind it: only its parts are taken.
@@ -139,7 +146,12 @@ def _num_operators(nodes: Sequence[fx.Node]) -> int:
     )
 
 
-def _cut(labelled: _Labelled, stretch: Stretch, min_repeats: int) -> Found:
+def _cut(
+    labelled: _Labelled,
+    stretch: Stretch,
+    min_repeats: int,
+    why_not: Callable[[Part], str | None],
+) -> Found:
     """Return the groups of the best cut of a stretch, or why no cut gives any."""
     nodes = labelled.nodes
     if _num_operators(nodes[stretch.begin : stretch.begin + stretch.period]) < MIN_NODES:
@@ -153,7 +165,7 @@ def _cut(labelled: _Labelled, stretch: Stretch, min_repeats: int) -> Found:
         groups = [tuple(each) for each in forms.values() if len(each) >= min_repeats]
         fine = []
         for group in groups:
-            problem = next(filter(None, map(_problem, group)), None)
+            problem = next(filter(None, map(why_not, group)), None)
             if problem is None:
                 fine.append(group)
             else:
@@ -271,19 +283,22 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _keeps_modes(nodes: Sequence[fx.Node]) -> bool:
-    """Say whether a part leaves autocast as it finds it, and the gradient mode as the graph does."""
+def why_modes_leak(part: Part) -> str | None:
+    """Say how a part leaves autocast, or the gradient mode, other than it finds it; None if it does not."""
+    nodes = part.nodes
     entered = {node for node in nodes if node.target is ENTER_AUTOCAST}
     left = {node.args[0] for node in nodes if node.target is EXIT_AUTOCAST}
     modes = [node.args for node in nodes if node.target is SET_GRAD]
     last = nodes[0].graph.find_nodes(op="call_function", target=SET_GRAD)[-1:]
-    return entered == left and (not modes or modes[-1] == last[0].args)
+    if entered == left and (not modes or modes[-1] == last[0].args):
+        return None
+    return "autocast or a gradient mode begins or ends within a part"
 
 
-def _problem(part: Part) -> str | None:
-    """Return why a part cannot be called, if it cannot."""
-    if not _keeps_modes(part.nodes):
-        return "autocast or a gradient mode begins or ends within a part"
+def why_no_call(part: Part) -> str | None:
+    """Return why a part cannot be a call of a body, None if it can."""
+    if leak := why_modes_leak(part):
+        return leak
     strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
     if strange:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"

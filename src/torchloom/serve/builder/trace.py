@@ -17,7 +17,7 @@ from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.fullgraph import FullGraph, capture_full
 from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.argument_guards import asked_of
-from torchloom.serve.builder.pieces.graph_digest import graph_digest
+from torchloom.serve.builder.pieces.piece import graph_digest
 from torchloom.serve.builder.proof_errors import decision_by_value, multiples_to_promise
 from torchloom.serve.builder.prove import ProofVerdict, prove
 from torchloom.serve.call.conditions import Asked

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.pieces.fullgraph import FullGraph
 from torchloom.pieces.symbols import with_numbers
-from torchloom.serve.builder.pieces.graph_digest import typed
-from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph
+from torchloom.regions.labels import value_text
+from torchloom.serve.builder.pieces.piece import Divided, Piece
 
 
 def at_sizes(divided: Divided, graph: FullGraph, sizes: Mapping[int, int]) -> Divided | None:
@@ -41,7 +42,7 @@ def at_sizes(divided: Divided, graph: FullGraph, sizes: Mapping[int, int]) -> Di
         if step.piece not in done:
             done[step.piece] = _at(divided.pieces[step.piece], args, mode)
         piece, outputs = done[step.piece]
-        if list(map(typed, args)) != list(map(typed, piece.inputs)):
+        if list(map(value_text, args)) != list(map(value_text, piece.inputs)):
             return None
         values.update(zip(step.results, outputs, strict=True))
     pieces = tuple(done[number][0] for number in range(len(divided.pieces)))
@@ -50,7 +51,7 @@ def at_sizes(divided: Divided, graph: FullGraph, sizes: Mapping[int, int]) -> Di
 
 def _at(piece: Piece, args: list[Any], mode: Any) -> tuple[Piece, tuple[Any, ...]]:
     """Return a piece for given inputs, and what it returns."""
-    module = copied_graph(piece.graph_module)
+    module = copy_graph_module(piece.graph_module)
     graph = module.graph
     results: Any = graph.output_node().args[0]
     with mode, torch.no_grad():
@@ -60,7 +61,7 @@ def _at(piece: Piece, args: list[Any], mode: Any) -> tuple[Piece, tuple[Any, ...
             node.meta["example_value"] = value
     for node, value in zip(graph.find_nodes(op="placeholder"), args, strict=True):
         node.meta["example_value"] = value
-    text = "\n".join([piece.digest, *map(typed, args)])
+    text = "\n".join([piece.digest, *map(value_text, args)])
     digest = hashlib.sha256(text.encode()).hexdigest()
     return dataclasses.replace(
         piece, graph_module=module, inputs=tuple(args), digest=digest
