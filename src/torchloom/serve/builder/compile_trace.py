@@ -8,7 +8,6 @@ from typing import Any
 from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.fullgraph import FullGraph
 from torchloom.serve.builder.options import BuildOptions
-from torchloom.serve.builder.pieces.exact_sizes import at_sizes
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
 from torchloom.serve.builder.pieces.piece import Divided
 from torchloom.serve.builder.pieces.split import divide
@@ -39,10 +38,8 @@ class TraceCompiler:
         self._divided: dict[int, tuple[FullGraph, Divided]] = {}
         """Each graph in pieces, by its identity."""
 
-    def program(
-        self, traced: Traced, without: frozenset[str], look: Callable[[], None]
-    ) -> Variant | None:
-        """Return the program of a trace; None if there has to be another trace.
+    def program(self, traced: Traced, without: frozenset[str], look: Callable[[], None]) -> Variant:
+        """Return the program of a trace.
 
         Args:
             traced: the trace.
@@ -54,8 +51,6 @@ class TraceCompiler:
             ServeError: the graph cannot be cut or compiled, or the compiler's cache is open to others.
         """
         divided = self._in_pieces(traced)
-        if divided is None:
-            return None
         looks = looks_of(traced.graph.graph_module)
         known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
         is_exact = not traced.box.varying
@@ -101,8 +96,7 @@ class TraceCompiler:
         _add_stored(variant, traced, divided, lowered, stored)
         return variant
 
-    def _in_pieces(self, traced: Traced) -> Divided | None:
-        """Return a graph cut into pieces; None if equal pieces would not be equal at its exact sizes."""
+    def _in_pieces(self, traced: Traced) -> Divided:
         known = self._divided.get(id(traced.graph))
         if known is None:
             divided = divide(
@@ -114,9 +108,7 @@ class TraceCompiler:
                 and not self._contract.floats(),
             )
             known = self._divided[id(traced.graph)] = (traced.graph, divided)
-        if traced.numbers is None:
-            return known[1]
-        return at_sizes(known[1], traced.graph, traced.numbers)
+        return known[1]
 
 
 def _add_stored(

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
-from torchloom.errors import ServeError, TorchloomError
-from torchloom.serve.builder.compare.compare import call_by_name, copied_args
+from torchloom.errors import ServeError
+from torchloom.serve.builder.compare.compare import (
+    call_model,
+    call_program,
+    copied_args,
+)
 from torchloom.serve.builder.compare.differences import first_difference
-from torchloom.serve.call.eager import eager
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.facts import changed_facts
@@ -80,7 +83,7 @@ def _changed_by(
     before = ModelSnapshot(target)
     copies = copied_args(target, args)
     try:
-        _call_model(target, copies, 0)
+        call_model(target, copies)
         found = _all_lines(target, contract, variants, copies)
     finally:
         before.restore()
@@ -109,17 +112,16 @@ def _is_settled(
         before = ModelSnapshot(target)
         try:
             copies = _copied_in_a_row(target, contract, given)
-            _call_model(target, copies[0], 0)
+            call_model(target, copies[0])
             once = _all_lines(target, contract, variants, copies[0])
-            wanted = _call_model(target, copies[1], 1)
+            wanted = call_model(target, copies[1], 1)
             if _all_lines(target, contract, variants, copies[1]) != once:
                 return False
             before_program = before.written()
             before.restore()
             copies = _copied_in_a_row(target, contract, given)
-            owner = () if target.owner is None else (target.owner,)
-            call_by_name(first.run, target, owner, copies[0], 0)
-            found = call_by_name(second.run, target, owner, copies[1], 1)
+            call_program(first.run, target, copies[0])
+            found = call_program(second.run, target, copies[1], 1)
             after = before.written()
             if first_difference(wanted, found, "result") or first_difference(
                 _now(before_program), _now(after), "written"
@@ -152,18 +154,6 @@ def _ends(variant: Variant) -> Iterator[dict[str, int]]:
     yield least
     if least != variant.box.largest:
         yield variant.box.largest
-
-
-def _call_model(target: Target, copies: Mapping[str, Any], seed: int) -> Any:
-    try:
-        with eager():
-            return call_by_name(target.call, target, (), copies, seed)
-    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # the user's forward may raise anything
-        raise ServeError(
-            f"{target.name} itself, run on example arguments, fails with {type(error).__name__}: {error}"
-        ) from error
 
 
 def _all_lines(
