@@ -18,7 +18,7 @@ from torchloom.serve.builder.compare.compare import check_order
 from torchloom.serve.builder.compare.differences import Difference
 from torchloom.serve.builder.compare.program_check import difference_in_box, may_share_tensors
 from torchloom.serve.builder.compare.state_changes import check_state
-from torchloom.serve.builder.compile_trace import TraceCompiler
+from torchloom.serve.builder.compile_trace import compiled_program
 from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowerer
 from torchloom.serve.builder.proof_errors import multiples_to_promise, why_not_proven
@@ -62,7 +62,7 @@ class Builder:
         self, target: Target, contract: Contract, options: BuildOptions, lowerer: Lowerer
     ) -> None:
         self.target, self.contract, self.options = target, contract, options
-        self._compiler = TraceCompiler(target, contract, options, lowerer)
+        self._lowerer = lowerer
         self._last_cut = self._why_cut = ""
         """What the last cut was made for; the whole text."""
 
@@ -145,8 +145,9 @@ class Builder:
             traced = trace(self.target, self.contract, box, unbacked=unbacked, without=without)
         try:
             self._refuse_or_cut(traced, traced.verdicts())  # before anything is compiled
-            variant = self._compiler.program(
-                traced, without, lambda: self._refuse_or_cut(traced, traced.verdicts())
+            variant = compiled_program(
+                *(self.target, self.contract, self.options, self._lowerer, traced, without),
+                look=lambda: self._refuse_or_cut(traced, traced.verdicts()),
             )
             self._refuse_or_cut(traced, variant.verdicts)  # compilers assume more
         except _Cut as cut:

@@ -8,6 +8,7 @@ other arguments: a constant that the first call makes (`if self.cos is None: sel
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,7 @@ from torchloom.serve.model.facts import changed_facts
 from torchloom.serve.model.snapshot import ModelSnapshot
 from torchloom.serve.model.target import Target
 
-Lines = dict[str, None]
+Lines = AbstractSet[str]
 """What differs from what was traced, in words."""
 
 
@@ -44,7 +45,7 @@ def check_state(target: Target, contract: Contract, variants: Sequence[Variant])
     for first in variants:
         changed = _changed_by(target, contract, first, variants)
         for second in variants:
-            lines = changed.get(id(second.facts), {})
+            lines = changed[id(second.facts)]
             if lines and not _is_settled(target, contract, (first, second), variants):
                 raise _refusal(lines)
 
@@ -66,7 +67,7 @@ def refuse_changed(target: Target, contract: Contract, variant: Variant) -> None
 
 
 def _refusal(lines: Lines) -> ServeError:
-    shown = list(lines)
+    shown = sorted(lines)
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return ServeError(
         f"forward changes what it reads: {'; '.join(shown[:3])}{more} after a call. A program does in each call what "
@@ -89,10 +90,7 @@ def _changed_by(
         before.restore()
     if any(found.values()):  # what was another thing before the call already says nothing of it
         known = _all_lines(target, contract, variants, copied_args(target, args))
-        return {
-            each: {line: None for line in lines if line not in known[each]}
-            for each, lines in found.items()
-        }
+        return {each: lines - known[each] for each, lines in found.items()}
     return found
 
 
@@ -175,5 +173,4 @@ def _lines(target: Target, contract: Contract, variant: Variant, given: Mapping[
     """
     blank = contract.blank(variant.box.largest, variant.without)
     scope = target.scope({**blank, **{name: given[name] for name in contract.fixed}})
-    found = changed_facts(variant.facts, scope)
-    return dict.fromkeys(found)
+    return set(changed_facts(variant.facts, scope))
