@@ -62,7 +62,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "returns views of one result-plain", "writes to a buffer-plain", "holds a table-plain",
         "returns a view of an argument-torch",
     ),
-    "serve/builder/test_split.py::test_exact_sizes_are_compiled_from_the_trace_of_their_range": ("eager",),
+    "serve/builder/test_split.py::test_exact_sizes_have_programs_of_their_own": ("eager",),
     "serve/builder/test_split.py::test_a_cache_is_written_and_read_through_views": ("False",),
     "serve/builder/test_state_changes.py::test_with_buckets_too": ("Counts",),
     "faults/test_groups_without_tags.py::test_ranks_that_differ_are_told_before_the_next_step_ends": (

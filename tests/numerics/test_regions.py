@@ -199,8 +199,8 @@ ODD = {
     "two kinds, then one": (of(Mixed, 3, 20), [4, 4]),
     "collecting": (of(Collecting, 3, 20), [5]),
     "watched": (of(Watched, 3, 20), []),
-    "caching": (of(Caching, 3, 7, 24), [4]),
-    "caching what is turned": (of(Caching, 3, 7, 24, turned=True), [4]),
+    # Gradients lie otherwise than results here, too; Inductor, which copies them, calls bodies (below).
+    "caching": (of(Caching, 3, 7, 24), []),
     "buffers": (of(Normed, 9, 12), []),
     "in place": (of(InPlace, 9, 12), [5]),
     "recurrence": (recurrence, []),
@@ -208,8 +208,14 @@ ODD = {
 }
 
 
-def check_all(models: dict[str, Any], num_ranks: int = 2) -> None:
-    """Compare several models with their flat graphs in one set of ranks."""
+def check_all(models: dict[str, Any], num_ranks: int = 2, rounding: float = 0.0) -> None:
+    """Compare several models with their flat graphs in one set of ranks.
+
+    Args:
+        models: by name.
+        num_ranks: of the set.
+        rounding: how much losses and weights may differ where layers hand on several values.
+    """
 
     def run(rank: int) -> list[Any]:
         # Dynamo makes an object of torch.autograd.Function to trace one of a user.
@@ -226,8 +232,9 @@ def check_all(models: dict[str, Any], num_ranks: int = 2) -> None:
     results, *_ = run_ranks(num_ranks, run, timeout_s=400)
     for (name, (_, calls)), (flat, found) in zip(models.items(), results, strict=True):
         assert found.fallbacks == [] and flat.fallbacks == [], name
-        assert found.losses == flat.losses, name
-        assert found.weights == flat.weights, name
+        assert found.losses == pytest.approx(flat.losses, rel=rounding, abs=rounding), name
+        for ours, theirs in zip(found.weights, flat.weights, strict=True):
+            assert ours == pytest.approx(theirs, rel=rounding, abs=100 * rounding), name
         assert flat.losses[0] != flat.losses[-1], name
         assert (flat.calls, found.calls) == ([], calls), (name, found.reasons, found.calls)
 
@@ -239,7 +246,7 @@ def test_sharded_layers_of_other_kinds_train_as_in_the_flat_graph(part: int) -> 
 
 @pytest.mark.parametrize("part", range(3))
 def test_odd_layers_train_as_in_the_flat_graph(part: int) -> None:
-    check_all(dict(list(ODD.items())[part::3]), num_ranks=1)  # what is odd about them is local
+    check_all(dict(list(ODD.items())[part::3]), num_ranks=1, rounding=1e-6)
 
 
 def test_why_layers_stay_apart_is_told() -> None:
@@ -268,7 +275,8 @@ def test_settings_mean_the_same(name: str) -> None:
 
 
 def test_inductor_takes_tensors_as_they_lie() -> None:
-    models = [of(Parts, 5, 12), of(Images, 2, 3, 9, 11), of(Caching, 3, 7, 24)]
+    caching = [of(Caching, 3, 7, 24, turned=turned) for turned in (False, True)]
+    models = [of(Parts, 5, 12), of(Images, 2, 3, 9, 11), *caching]
 
     def run(rank: int) -> list[Any]:
         found = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regions.test_find import captured
-from torchloom.regions.identities import drop_identities
+from torchloom.regions.normalize import drop_identities
 
 
 def mixed(x):

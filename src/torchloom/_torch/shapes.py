@@ -148,13 +148,6 @@ def python_text(expression: Any) -> str:
     return PythonPrinter().doprint(expression)
 
 
-def copy_static_mark(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Let a tensor count as a parameter or buffer of a captured graph if another one does."""
-    kind = getattr(source, "_dynamo_static_input_type", None)
-    if kind is not None:
-        target._dynamo_static_input_type = kind  # type: ignore[attr-defined]
-
-
 def mark_varying(
     tensor: torch.Tensor, dim: int, *, unbacked: tuple[int, int] | None = None
 ) -> None:

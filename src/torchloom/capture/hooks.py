@@ -26,45 +26,37 @@ Bodies = dict[str, Body]
 """What stands for equal parts of a captured graph, by the names that its calls know."""
 
 
-class GraphHook(CustomGraphPass):
-    """A rewrite of one kind of graph, in the form of Inductor's custom passes."""
+class _Keyed:
+    """A function of ours with the key under which compilers may cache what it made."""
 
-    def __init__(self, weave: Callable[[fx.GraphModule], None], key: str | None) -> None:
-        self._weave, self._key = weave, key
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite the graph in place."""
-        owner = graph.owning_module
-        assert owner is not None, "compilers hand over graphs that belong to a module"
-        self._weave(owner)
+    def __init__(self, run: Callable[..., Any], key: str | None) -> None:
+        self._run, self._key = run, key
 
     def uuid(self) -> Any:
-        """Return the key of the rewrite; equal keys promise equal results, None forbids caches."""
+        """Return the key; equal keys promise equal results, None forbids caches."""
         return self._key
 
     def __getstate__(self) -> dict[str, Any]:
-        # Caches and compile workers may pickle the configuration; the key stands for the rewrite.
-        return {"_weave": None, "_key": self._key}
+        # Caches and compile workers may pickle the configuration; the key stands for the function.
+        return {"_run": None, "_key": self._key}
 
 
-class SplitHook(CustomPartitionerFn):
+class GraphHook(_Keyed, CustomGraphPass):
+    """A rewrite of one kind of graph, in the form of Inductor's custom passes."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the graph in place."""
+        self._run(graph.owning_module)
+
+
+class SplitHook(_Keyed, CustomPartitionerFn):
     """A partitioner, in the form of Inductor's custom partitioners."""
-
-    def __init__(self, split: Partition, key: str | None) -> None:
-        self._split, self._key = split, key
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph."""
-        return self._split(gm, joint_inputs, **kwargs)
-
-    def uuid(self) -> Any:
-        """Return the key of the split; None forbids caches."""
-        return self._key
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_split": None, "_key": self._key}
+        return self._run(gm, joint_inputs, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from torchloom._torch.operators import OpOverload
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.graph import args_of, is_view_op, value_of
 from torchloom.ops.regions import CalledHalf, body_of, half_of_node, is_call_of_body
 
@@ -78,24 +79,19 @@ def _digest(chains: list[Chain], roots: list[fx.Node]) -> str:
 
 def _variant(half: CalledHalf, chains: list[Chain], roots: list[fx.Node]) -> fx.GraphModule:
     """Return a half that takes the roots."""
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    inputs = half.graph_module.graph.find_nodes(op="placeholder")
-    given = []
-    tensors, sizes = inputs[: len(roots)], inputs[len(roots) :]
-    for old, root in zip(tensors, roots, strict=True):
-        given.append(graph.placeholder(old.name))
-        given[-1].meta = {"val": root.meta["val"]}
-    for old in sizes:
-        env[old] = graph.node_copy(old)
-    for old, new, chain in zip(tensors, given, chains, strict=True):
-        value = new
+    made = copy_graph_module(half.graph_module)
+    made.meta.clear()  # it is yet to be made ready for Inductor
+    inputs = made.graph.find_nodes(op="placeholder")
+    begin = inputs[-1].next
+    for given, root, chain in zip(inputs[: len(roots)], roots, chains, strict=True):
+        value, users = given, list(given.users)
+        given.meta = {"val": value_of(root)}
         for link in chain:
             target: Any = link.target
-            value = graph.call_function(target, (value, *link.args[1:]), dict(link.kwargs))
-            value.meta = {"val": link.meta["val"]}
-        env[old] = value
-    for old in half.graph_module.graph.nodes:
-        if old.op != "placeholder":
-            env[old] = graph.node_copy(old, lambda used: env[used])
-    return fx.GraphModule(half.graph_module, graph)
+            with made.graph.inserting_before(begin):
+                value = made.graph.call_function(target, (value, *link.args[1:]), link.kwargs)
+            value.meta = {"val": value_of(link)}
+        for user in users:
+            user.replace_input_with(given, value)
+    made.recompile()
+    return made

@@ -24,7 +24,6 @@ from torch import nn
 from torchloom._torch.module_calls import compiled_call, is_compiled_module
 from torchloom.compiler.backend_fn import get_backend_fn
 from torchloom.compiler.config import CompileConfig
-from torchloom.compiler.follow import follow_class
 from torchloom.compiler.support import check_supported
 from torchloom.config import thawed_map
 from torchloom.errors import CompileError, ConfigError
@@ -305,12 +304,17 @@ def _state_of(wrapped: Any) -> _State:
 
 
 def _following(wrapped: Any) -> _State:
-    """Return a wrapper's state, after copying a changed class of the wrapper to its module."""
-    state = _state_of(wrapped)
-    # Reads attributes directly, since every call does this.
-    if "_loom_base" not in vars(type(wrapped)) or type(state.module) is not wrapped._loom_base:
-        follow_class(wrapped, state.module)
-    return state
+    """Return a wrapper's state.
+
+    Raises:
+        CompileError: the wrapper's class was changed, which its module does not follow.
+    """
+    if "_loom_base" not in vars(type(wrapped)):
+        raise CompileError(
+            f"the class of this {wrapped._loom_base.__name__} was changed after it was wrapped, as torch.nn.utils.parametrize "
+            "does, and what runs is the module behind it: parametrize the module first, then wrap it"
+        )
+    return _state_of(wrapped)
 
 
 def _open_state(wrapped: Any, what: str) -> _State:
@@ -323,31 +327,29 @@ def _open_state(wrapped: Any, what: str) -> _State:
     return state
 
 
-def _settings(state: _State) -> CompileConfig:
-    return replace(state.config, backend=state.backend, kwargs=dict(state.kwargs))
-
-
-def _rewrapped(module: nn.Module, state: _State) -> Any:
-    return _unpickled(module, _settings(state), state.compiler_fn)
-
-
 def _copy(self: Any) -> Any:
     state = _following(self)
-    return _rewrapped(copy.copy(state.module), state)
+    return _wrapped_again(copy.copy(state.module), *_settings(state))
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     state = _following(self)
-    twin = memo[id(self)] = _rewrapped(copy.deepcopy(state.module, memo), state)
-    return twin
+    module = copy.deepcopy(state.module, memo)
+    memo[id(self)] = _wrapped_again(module, *_settings(state))
+    return memo[id(self)]
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     state = _following(self)
-    return _unpickled, (state.module, _settings(state), state.compiler_fn)
+    return _wrapped_again, (state.module, *_settings(state))
 
 
-def _unpickled(
+def _settings(state: _State) -> tuple[CompileConfig, Callable[..., Any] | None]:
+    config = replace(state.config, backend=state.backend, kwargs=dict(state.kwargs))
+    return config, state.compiler_fn
+
+
+def _wrapped_again(
     module: nn.Module, config: CompileConfig, compiler_fn: Callable[..., Any] | None
 ) -> Any:
     wrapped = CompiledModuleWrapper(module, config)

@@ -31,7 +31,7 @@ def machine_of(device_types: Sequence[str]) -> dict[str, str]:
     return facts
 
 
-_BUILDING = ("_torch", "custom_ops", "graph", "ops", "pieces", "serve")
+_BUILDING = ("_torch", "custom_ops", "graph", "ops", "pieces", "regions", "serve")
 """Rooms whose code decides what a program is, whole, so that no new file is forgotten."""
 
 

@@ -14,7 +14,6 @@ import torch
 from torchloom._torch.shapes import (
     Condition,
     conditions_of,
-    copy_static_mark,
     fake_mode_of,
     fixed_symbols,
     new_shape_env,
@@ -159,40 +158,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # nobody may look there
         return False
-
-
-def with_numbers(
-    values: Sequence[Any], env: Any, sizes: Mapping[int, int]
-) -> tuple[Any, list[Any]]:
-    """Return a fake mode and copies of fake tensors and sizes in it, whose symbols are numbers.
-
-    Args:
-        values: fake tensors and sizes.
-        env: the ShapeEnv of their symbols.
-        sizes: what symbols become, by what they were during the trace.
-    """
-    numbers = {
-        symbol: sizes.get(hint, hint)
-        for symbol, hint in symbol_values(env).items()
-        if isinstance(hint, int)
-    }
-    mode = fake_mode_of(new_shape_env())
-
-    def number(size: Any) -> int:
-        if not isinstance(size, torch.SymInt):
-            return size
-        expression: Any = size.node.expr  # of sympy, whose types say less than it does
-        return int(expression.xreplace(numbers))
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, torch.SymInt):
-            return number(value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        shape, strides = (tuple(map(number, each)) for each in (value.shape, value.stride()))
-        made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
-        copy_static_mark(value, made)
-        return made
-
-    with mode:
-        return mode, [copied(value) for value in values]

@@ -9,7 +9,7 @@ cross, and parts whose data flows in the same way have one form. Gathers and par
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,8 +51,6 @@ class Part:
     """Symbolic numbers that it is given as well."""
     results: tuple[fx.Node, ...]
     """Its values that others read."""
-    reads: tuple[int | None, ...]
-    """For each value that a node reads, node by node: its index among operands and sizes, None for a value of the part."""
     contexts: Contexts
     """What is entered before the part and left behind it."""
     form: Any
@@ -67,12 +65,17 @@ class Found:
     reasons: tuple[str, ...]
 
 
-def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
+def find_regions(
+    graph: fx.Graph,
+    min_repeats: int = MIN_REPEATS,
+    why_not: Callable[[Part], str | None] | None = None,
+) -> Found:
     """Return groups of equal parts, each in the order of the graph.
 
     Args:
         graph: from Dynamo, with values recorded on its nodes; not changed.
         min_repeats: smaller groups do not count.
+        why_not: says why a part cannot be used, None if it can; by default, why it cannot be a call of a body.
     """
     nodes = [node for node in graph.nodes if not is_outside(node)]
     strange = next(filter(is_strange, nodes), None)
@@ -91,7 +94,9 @@ def find_regions(graph: fx.Graph, min_repeats: int = MIN_REPEATS) -> Found:
         stretch = longest_stretch(labels, begin, end, min_repeats, 1)
         if stretch is None:
             continue
-        found = _cut(_Labelled(nodes, labels, contexts), stretch, min_repeats)
+        found = _cut(
+            _Labelled(nodes, labels, contexts), stretch, min_repeats, why_not or why_no_call
+        )
         groups += found.groups
         reasons += found.reasons
         # A stretch may reach into what is before it and behind it: only its parts are taken.
@@ -139,7 +144,12 @@ def _num_operators(nodes: Sequence[fx.Node]) -> int:
     )
 
 
-def _cut(labelled: _Labelled, stretch: Stretch, min_repeats: int) -> Found:
+def _cut(
+    labelled: _Labelled,
+    stretch: Stretch,
+    min_repeats: int,
+    why_not: Callable[[Part], str | None],
+) -> Found:
     """Return the groups of the best cut of a stretch, or why no cut gives any."""
     nodes = labelled.nodes
     if _num_operators(nodes[stretch.begin : stretch.begin + stretch.period]) < MIN_NODES:
@@ -153,7 +163,7 @@ def _cut(labelled: _Labelled, stretch: Stretch, min_repeats: int) -> Found:
         groups = [tuple(each) for each in forms.values() if len(each) >= min_repeats]
         fine = []
         for group in groups:
-            problem = next(filter(None, map(_problem, group)), None)
+            problem = next(filter(None, map(why_not, group)), None)
             if problem is None:
                 fine.append(group)
             else:
@@ -190,46 +200,23 @@ def _cuts(nodes: Sequence[fx.Node], stretch: Stretch, min_repeats: int) -> list[
 def _parts(labelled: _Labelled, begin: int, stretch: Stretch) -> Iterator[Part]:
     nodes, labels, contexts = labelled
     period = stretch.period
-    starts = range(begin, stretch.end - period + 1, period)
-    apart = {place for start in starts for place in _apart(nodes[start : start + period])}
-    for start in starts:
-        own = _Labelled(nodes[start : start + period], labels[start : start + period], contexts)
-        yield _part(own, apart)
+    for start in range(begin, stretch.end - period + 1, period):
+        end = start + period
+        yield _part(_Labelled(nodes[start:end], labels[start:end], contexts))
 
 
-def _apart(nodes: Sequence[fx.Node]) -> Iterator[int]:
-    """Yield the places where a part reads a value whose gradients it must not sum up by itself.
-
-    Autograd adds the gradients of a value one by one, last use first. Of a value that is also used
-    elsewhere, the sum of some of them would be another number: such uses are operands of their own.
-    """
-    inside = set(nodes)
-    uses: defaultdict[fx.Node, list[int]] = defaultdict(list)
-    for place, used in enumerate(each for node in nodes for each in inputs_of(node)):
-        if used not in inside:
-            uses[used].append(place)
-    for used, places in uses.items():
-        value = traced_value(used)
-        is_alone = all(user in inside for user in used.users)
-        if len(places) > 1 and not is_alone and getattr(value, "requires_grad", False):
-            yield from places
-
-
-def _part(own: _Labelled, apart: Collection[int]) -> Part:
+def _part(own: _Labelled) -> Part:
     nodes, labels = own.nodes, own.labels
     offsets = {node: i for i, node in enumerate(nodes)}
-    slots: dict[tuple[fx.Node, int | None], int] = {}
-    flow: list[int] = []
-    for place, used in enumerate(each for node in nodes for each in inputs_of(node)):
-        key = (used, place if place in apart else None)
-        inside = offsets.get(used)
-        flow.append(inside if inside is not None else -1 - slots.setdefault(key, len(slots)))
-    tensors = [key for key in slots if isinstance(traced_value(key[0]), Tensor)]
-    numbers = [key for key in slots if key not in set(tensors)]
-    given = [*_as_autograd_adds(nodes, tensors), *numbers]
-    order = {slots[key]: index for index, key in enumerate(given)}
-    operands = tuple(used for used, _ in given[: len(tensors)])
-    sizes = tuple(used for used, _ in numbers)
+    slots: dict[fx.Node, int] = {}
+    flow = [
+        offsets[used] if used in offsets else -1 - slots.setdefault(used, len(slots))
+        for node in nodes
+        for used in inputs_of(node)
+    ]
+    # In the order in which autograd comes to them.
+    operands = tuple(used for used in reversed(slots) if isinstance(traced_value(used), Tensor))
+    sizes = tuple(used for used in slots if not isinstance(traced_value(used), Tensor))
     results = [node for node in nodes if any(user not in offsets for user in node.users)]
     contexts = own.contexts[nodes[0]]
     form = (
@@ -240,28 +227,7 @@ def _part(own: _Labelled, apart: Collection[int]) -> Part:
         tuple(is_weight(each) for each in operands),
         tuple(offsets[node] for node in results),
     )
-    reads = tuple(order[-1 - each] if each < 0 else None for each in flow)
-    return Part(tuple(nodes), operands, sizes, tuple(results), reads, contexts, form)
-
-
-def _as_autograd_adds(
-    nodes: Sequence[fx.Node], reads: Sequence[tuple[fx.Node, int | None]]
-) -> list[tuple[fx.Node, int | None]]:
-    """Return what a part reads in the order in which gradients of one value are added up in the flat graph.
-
-    The last node that reads it comes first; a node that reads it at several places hands gradients on place by place.
-    """
-    reader = [node for node in nodes for _ in inputs_of(node)]
-    ordered = list(reversed(reads))
-    at: defaultdict[tuple[fx.Node, fx.Node], list[int]] = defaultdict(list)
-    for index, (used, place) in enumerate(ordered):
-        if place is not None:
-            at[used, reader[place]].append(index)
-    for indices in at.values():
-        turned = [ordered[index] for index in reversed(indices)]
-        for index, read in zip(indices, turned, strict=True):
-            ordered[index] = read
-    return ordered
+    return Part(tuple(nodes), operands, sizes, tuple(results), contexts, form)
 
 
 def inputs_of(node: fx.Node) -> list[fx.Node]:
@@ -271,19 +237,22 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _keeps_modes(nodes: Sequence[fx.Node]) -> bool:
-    """Say whether a part leaves autocast as it finds it, and the gradient mode as the graph does."""
+def why_modes_leak(part: Part) -> str | None:
+    """Say how a part leaves autocast, or the gradient mode, other than it finds it; None if it does not."""
+    nodes = part.nodes
     entered = {node for node in nodes if node.target is ENTER_AUTOCAST}
     left = {node.args[0] for node in nodes if node.target is EXIT_AUTOCAST}
     modes = [node.args for node in nodes if node.target is SET_GRAD]
     last = nodes[0].graph.find_nodes(op="call_function", target=SET_GRAD)[-1:]
-    return entered == left and (not modes or modes[-1] == last[0].args)
+    if entered == left and (not modes or modes[-1] == last[0].args):
+        return None
+    return "autocast or a gradient mode begins or ends within a part"
 
 
-def _problem(part: Part) -> str | None:
-    """Return why a part cannot be called, if it cannot."""
-    if not _keeps_modes(part.nodes):
-        return "autocast or a gradient mode begins or ends within a part"
+def why_no_call(part: Part) -> str | None:
+    """Return why a part cannot be a call of a body, None if it can."""
+    if leak := why_modes_leak(part):
+        return leak
     strange = [node for node in part.results if not isinstance(traced_value(node), Tensor)]
     if strange:
         return f"%{strange[0].name}, which is no tensor, is read behind its part"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,42 +103,60 @@ def module_of_attr(node: fx.Node) -> Any:
     return found
 
 
-def label(node: fx.Node) -> str:
+def value_text(value: Any) -> str:
+    """Return all that code which is compiled for a value depends on."""
+    if isinstance(value, Tensor):
+        strides = list(value.stride()) if value.layout is torch.strided else value.layout
+        return (
+            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}{signs_of(value)}"
+            f"{type(value).__name__ if type(value).__name__ != 'Parameter' else ''}"
+        )
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(value_text(each) for each in value)}]"
+    return f"{type(value).__name__} {value}"
+
+
+Show = Callable[[Any], str]
+"""Spells a fake value."""
+
+
+def label(node: fx.Node, show: Show = value_text) -> str:
     """Return all that a node does, except which values it reads."""
+    if node.op == "placeholder":
+        return f"placeholder {show(traced_value(node))}"
     if node.op == "get_attr":
-        return _attr_text(module_of_attr(node))
+        return f"get_attr {_attr_text(module_of_attr(node), show)}"
     what = node.target if isinstance(node.target, str) else _callable_text(node.target)
     args = fx.node.map_arg((node.args, node.kwargs), lambda _: _READ)
     tags = node.meta.get("recompute")
-    return f"{node.op} {what} {_text(args)} -> {value_text(traced_value(node))} {tags}"
+    return f"{node.op} {what} {_text(args)} -> {show(traced_value(node))} {tags}"
 
 
-def graph_form(graph: fx.Graph) -> str:
-    """Return a hash of what a graph computes, whatever its nodes are called."""
+def graph_form(graph: fx.Graph, show: Show = value_text) -> str:
+    """Return a hash of what a graph computes, whatever its nodes and modules are called.
+
+    Args:
+        graph: with values recorded on its nodes.
+        show: spells these; serving leaves out how symbols are called.
+    """
     place = {node: index for index, node in enumerate(graph.nodes)}
     lines = []
     for node in graph.nodes:
         inputs: list[int] = []
         fx.node.map_arg((node.args, node.kwargs), lambda used, to=inputs: to.append(place[used]))
-        what = (
-            value_text(traced_value(node)) if node.op in ("placeholder", "output") else label(node)
-        )
-        lines.append(f"{node.op} {what} {inputs}")
+        lines.append(f"{label(node, show)} {inputs}")
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
-def _attr_text(value: Any) -> str:
+def _attr_text(value: Any, show: Show) -> str:
     if isinstance(value, fx.GraphModule):
         policy = value.meta.get(CHECKPOINT_POLICY)
         keeps = "" if policy is None else f" keeps what {choice_text(policy)} says"
-        return f"graph {graph_form(value.graph)}{keeps}"
-    if isinstance(value, Tensor) and not is_traced([value]) and value.numel() <= _MOST_CONSTANTS:
-        return f"constant {value_text(value)} {value.tolist()}"
-    raise RegionError(f"it holds a constant that is not compared: {value_text(value)}")
-
-
-_MOST_CONSTANTS = 64
-"""Elements of a tensor whose values count for the name of a body."""
+        return f"graph {graph_form(value.graph, show)}{keeps}"
+    if isinstance(value, Tensor) and not is_traced([value]):
+        content = hashlib.sha256(str(value.tolist()).encode()).hexdigest()
+        return f"constant {show(value)} {content}"
+    raise RegionError(f"it holds a constant that is not compared: {show(value)}")
 
 
 class _Read:
@@ -163,19 +182,6 @@ def _text(value: Any) -> str:
     if isinstance(value, slice):
         return f"slice[{_text(value.start)}, {_text(value.stop)}, {_text(value.step)}]"
     return f"{type(value).__name__} {value!r}"
-
-
-def value_text(value: Any) -> str:
-    """Return all that code which is compiled for a value depends on."""
-    if isinstance(value, Tensor):
-        strides = list(value.stride()) if value.layout is torch.strided else value.layout
-        return (
-            f"{value.dtype}{list(value.shape)}{strides}{value.device}{value.requires_grad}{signs_of(value)}"
-            f"{type(value).__name__ if type(value).__name__ != 'Parameter' else ''}"
-        )
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(value_text(each) for each in value)}]"
-    return f"{type(value).__name__} {value}"
 
 
 def signs_of(value: object) -> str:

@@ -21,12 +21,10 @@ from torchloom._torch.bodies import EXIT_AUTOCAST
 from torchloom._torch.tensors import symbols_in
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
-from torchloom.regions.find import Part, find_regions, inputs_of
-from torchloom.regions.hoist import hoist_gathers
-from torchloom.regions.identities import drop_identities
+from torchloom.regions.checkpoints import hoist_gathers
+from torchloom.regions.find import Part, find_regions
 from torchloom.regions.labels import graph_form, is_weight, traced_value
-from torchloom.regions.numbers import compute_where_read
-from torchloom.regions.reads import part_reads
+from torchloom.regions.normalize import compute_where_read, drop_identities
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
 """(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""
@@ -65,7 +63,6 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     """
     copy = copy_graph_module(gm)
     hoist_gathers(copy)
-    part_reads(copy)
     drop_identities(copy.graph)
     compute_where_read(copy.graph)
     found = find_regions(copy.graph)
@@ -78,7 +75,7 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     for group in found.groups:
         symbols = _symbols(copy.graph, group[0])
         weights, inputs = _weights(group[0]), _inputs(group[0], symbols)
-        captured = _body_of(copy, group[0], symbols)
+        captured = _body_of(copy, group[0], symbols, picked)
         name = _name(captured.graph, f"{key} {sorted(weights)}")
         if name not in bodies:
             bodies[name] = make_body(name, captured, *inputs, weights)
@@ -114,20 +111,28 @@ def _inputs(part: Part, symbols: Sequence[fx.Node]) -> tuple[list[Any], list[Any
     return operands, [traced_value(each) for each in (*part.sizes, *symbols)]
 
 
-def _body_of(gm: fx.GraphModule, part: Part, symbols: Sequence[fx.Node]) -> fx.GraphModule:
+def _body_of(
+    gm: fx.GraphModule,
+    part: Part,
+    symbols: Sequence[fx.Node],
+    picked: Mapping[fx.Node, fx.Node],
+) -> fx.GraphModule:
+    """Return a part as a graph of its own.
+
+    Args:
+        gm: holds the part.
+        part: its nodes are copied.
+        symbols: inputs of the graph that it is given beside what it reads.
+        picked: what took the place of results of parts that are replaced already: the part reads that.
+    """
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    operands = []
     for index, node in enumerate((*part.operands, *part.sizes, *symbols)):
-        operands.append(graph.placeholder(f"operand_{index}"))
-        operands[-1].meta = {"example_value": traced_value(node)}
+        operand = env[picked.get(node, node)] = graph.placeholder(f"operand_{index}")
+        operand.meta = {"example_value": traced_value(node)}
     entered = [graph.node_copy(node) for node in part.contexts]
-    reads = iter(part.reads)
     for node in part.nodes:
-        # One read after the other: a value may be several operands.
-        given = [(next(reads), used) for used in inputs_of(node)]
-        read = iter([env[used] if at is None else operands[at] for at, used in given])
-        env[node] = graph.node_copy(node, lambda _, read=read: next(read))
+        env[node] = graph.node_copy(node, lambda used: env[used])
     for node in reversed(entered):
         graph.call_function(EXIT_AUTOCAST, (node,))
     graph.output(tuple(env[node] for node in part.results))

@@ -83,7 +83,7 @@ SEES_OTHERS = {
     "flip": lambda x: x.flip(0),
     "var": lambda x: x / (1 + x.nan_to_num(0).var(0)),
     "number of rows": lambda x: x + (x == x).sum(),
-    "equal rows": lambda x: x * (torch.cdist(x, x) < 1e-3).sum(1, keepdim=True),
+    "equal rows": lambda x: x * (x[:, None] == x).all(-1).sum(1, keepdim=True),
     "attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
 }
 

@@ -116,12 +116,10 @@ def assuming(graph_module, inputs):
     return graph_module.forward
 
 
-@pytest.mark.parametrize(("decides", "num_traces"), [(False, 1), (True, 2)])
-def test_sizes_that_a_compiler_cuts_off_keep_the_trace_unless_the_model_decides_by_them(
-    decides, num_traces
-):
+@pytest.mark.parametrize("decides", [False, True])
+def test_sizes_that_a_compiler_cuts_off_get_a_program(decides):
     model = Deciding(decides=decides).eval()
-    with counter.expect(num_traces=num_traces, num_compiles=2):
+    with counter.expect(num_traces=2, num_compiles=2):
         program = build(model, Contract({"x": (BATCH, 16)}), shapes="split", backend=assuming)
     assert [str(variant.box) for variant in program.variants] == ["batch 1", "batch 2 to 64"]
     assert all(verdict.holds for each in program.variants for verdict in each.verdicts)
@@ -132,10 +130,10 @@ def test_sizes_that_a_compiler_cuts_off_keep_the_trace_unless_the_model_decides_
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_exact_sizes_are_compiled_from_the_trace_of_their_range(backend, tmp_path):
+def test_exact_sizes_have_programs_of_their_own(backend, tmp_path):
     ids = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
     model = made(Stack, 3)
-    with counter.expect(num_traces=1, num_compiles=4):
+    with counter.expect(num_traces=4, num_compiles=4):
         program = build(model, ids, sizes=[1, 7, 64], backend=backend, store=tmp_path)
     assert [str(each.box) for each in program.variants] == [
         *("batch 1", "batch 7", "batch 64"),

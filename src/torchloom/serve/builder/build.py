@@ -233,13 +233,12 @@ def _variants(builder: Builder, contract: Contract, options: BuildOptions) -> li
         if options.shapes == "bucket":
             variants += builder.buckets(without)
             continue
-        # Ranges are built first, because their traces serve exact sizes too, and come last: the first
-        # program that covers a call runs. Sizes are recorded as they are built: the largest first.
+        # Ranges come last: the first program that covers a call runs. Sizes are recorded as they are built: the
+        # largest first.
         ranges = first_boxes(contract, options.ranges)
-        ranged = [each for box in ranges for each in builder.variants(box, without)]
         boxes = exact_boxes(contract, options.sizes)
         exact = [builder.variants(box, without) for box in reversed(boxes)]
-        variants += [*chain(*reversed(exact)), *ranged]
+        variants += chain(*reversed(exact), *(builder.variants(box, without) for box in ranges))
     return variants
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from torchloom.errors import ProofError, ServeError
 from torchloom.pieces.build import StopBuild
@@ -19,7 +18,7 @@ from torchloom.serve.builder.compare.compare import check_order
 from torchloom.serve.builder.compare.differences import Difference
 from torchloom.serve.builder.compare.program_check import difference_in_box, may_share_tensors
 from torchloom.serve.builder.compare.state_changes import check_state
-from torchloom.serve.builder.compile_trace import TraceCompiler
+from torchloom.serve.builder.compile_trace import compiled_program
 from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowerer
 from torchloom.serve.builder.proof_errors import multiples_to_promise, why_not_proven
@@ -63,11 +62,9 @@ class Builder:
         self, target: Target, contract: Contract, options: BuildOptions, lowerer: Lowerer
     ) -> None:
         self.target, self.contract, self.options = target, contract, options
-        self._compiler = TraceCompiler(target, contract, options, lowerer)
+        self._lowerer = lowerer
         self._last_cut = self._why_cut = ""
         """What the last cut was made for; the whole text."""
-        self._traces: dict[frozenset[str], list[Traced]] = {}
-        """By which optional tensors are None."""
 
     def variants(self, box: Box, without: frozenset[str]) -> list[Variant]:
         """Return programs that cover a box together; one unless sizes split it.
@@ -143,22 +140,20 @@ class Builder:
             traced: a trace that stands for them, if there is one.
             without: paths of optional tensors that are None.
         """
-        traced = traced or self._traced(box, without)
-        if parts := self._cut(traced, traced.verdicts()):  # before anything is compiled
-            return self._with_traces(parts, traced), None
+        if traced is None:
+            unbacked = self.options.unbacked
+            traced = trace(self.target, self.contract, box, unbacked=unbacked, without=without)
         try:
-            variant = self._compiler.program(traced, without, partial(self._look, traced))
-        except _Cut as cut:  # tracing a piece assumed what does not hold
+            self._refuse_or_cut(traced, traced.verdicts())  # before anything is compiled
+            variant = compiled_program(
+                *(self.target, self.contract, self.options, self._lowerer, traced, without),
+                look=lambda: self._refuse_or_cut(traced, traced.verdicts()),
+            )
+            self._refuse_or_cut(traced, variant.verdicts)  # compilers assume more
+        except _Cut as cut:
             if cut.error is not None:
                 raise cut.error from None
             return self._with_traces(cut.parts, traced), None
-        if variant is None:
-            self._traces[without] = [
-                t for t in self._traces[without] if t.graph is not traced.graph
-            ]
-            return [(box, None)], None
-        if parts := self._cut(traced, variant.verdicts):  # compilers assume more
-            return self._with_traces(parts, traced), None
         is_checked = self.options.check == "edges"
         if is_checked and (found := difference_in_box(self.target, self.contract, variant)):
             return self._with_traces(self._without_size(box, *found), traced), None
@@ -171,66 +166,33 @@ class Builder:
         counter.num_compiles += 1
         return [], variant
 
-    def _traced(self, box: Box, without: frozenset[str]) -> Traced:
-        """Return a trace for a box: one that is there, if it stands for it, or a new one."""
-        known = self._traces.setdefault(without, [])
-        if not box.varying:
-            for each in known:
-                if box.largest in each.box and (found := self._within(each, box)):
-                    return found
-        made = trace(
-            self.target, self.contract, box, unbacked=self.options.unbacked, without=without
-        )
-        known.append(made)
-        return made
-
     def _with_traces(self, parts: Iterable[Box], traced: Traced) -> list[tuple[Box, Traced | None]]:
         """Return parts of a box, each with its trace where that stands for the part."""
-        return [(part, self._within(traced, part)) for part in parts]
+        return [(part, traced.within(part)) for part in parts]
 
-    def _within(self, traced: Traced, part: Box) -> Traced | None:
-        """Return a trace as one for a part of its box, if it stands for it."""
-        # Which inputs need gradients is not kept where symbols become numbers.
-        return None if self.contract.grad == "grad" else traced.within(part)
-
-    def _look(self, traced: Traced) -> None:
+    def _refuse_or_cut(self, traced: Traced, verdicts: Iterable[ProofVerdict]) -> None:
         """End the compilation of a trace that does not hold for all of its box.
 
         Raises:
             _Cut: it does not; names the parts, or says why there can be none.
         """
-        try:
-            parts = self._cut(traced, traced.verdicts())
-        except ProofError as error:  # which compilers would wrap in errors of their own
-            raise _Cut([], error) from error
-        if parts:
-            raise _Cut(parts)
-
-    def _cut(self, traced: Traced, verdicts: Iterable[ProofVerdict]) -> list[Box]:
-        """Return parts of a box whose trace does not hold for all of it; none if it holds.
-
-        Raises:
-            ProofError: it does not hold, and boxes are not to be cut, or cannot be.
-        """
         failed = [verdict for verdict in verdicts if not verdict.holds]
         if not failed:
-            return []
-        if self.options.shapes != "split":
-            raise ProofError(why_not_proven(self.target, traced.box, failed))
-        for dim in traced.box.varying:
-            starts = cuts(failed, dim)
-            if starts:
+            return
+        why = why_not_proven(self.target, traced.box, failed)
+        dims = traced.box.varying if self.options.shapes == "split" else ()
+        for dim in dims:
+            if starts := cuts(failed, dim):
                 cause = next(each for each in failed if cuts([each], dim))
                 # The first says what to expect.
                 level = logging.INFO if self._last_cut else logging.WARNING
                 at = f" at {cause.where}" if cause.where else ""
-                self._last_cut = f"; last cut by {cause.guard}{at}"
-                self._why_cut = why_not_proven(self.target, traced.box, failed)
+                self._last_cut, self._why_cut = f"; last cut by {cause.guard}{at}", why
                 text = "%s: %s is cut at %s; each part is a program, of at most %d in %d s%s"
                 bounds = (_MOST_BOXES, _MOST_SECONDS, self._last_cut)
                 log.log(level, text, self.target.name, traced.box, starts, *bounds)
-                return traced.box.cut(dim.name, starts)
-        raise ProofError(why_not_proven(self.target, traced.box, failed))
+                raise _Cut(traced.box.cut(dim.name, starts))
+        raise _Cut([], ProofError(why))
 
     def _without_size(self, box: Box, sizes: Mapping[str, int], found: Difference) -> list[Box]:
         """Return parts of a box, one of which is only the size at which the program is wrong."""

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchloom.errors import ServeError, TorchloomError
-from torchloom.pieces.fullgraph import FullGraph
 from torchloom.serve.builder.options import BuildOptions
-from torchloom.serve.builder.pieces.exact_sizes import at_sizes
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
 from torchloom.serve.builder.pieces.piece import Divided
 from torchloom.serve.builder.pieces.split import divide
@@ -21,102 +19,77 @@ from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.target import Target, gradient_mode_of
 
 
-class TraceCompiler:
-    """Compiles traces; equal pieces of them once.
+def compiled_program(
+    target: Target,
+    contract: Contract,
+    options: BuildOptions,
+    lowerer: Lowerer,
+    traced: Traced,
+    without: frozenset[str],
+    look: Callable[[], None],
+) -> Variant:
+    """Return the program of a trace.
 
     Args:
         target: the model.
         contract: what arguments look like.
         options: how programs are built.
-        lowerer: compiles pieces.
+        lowerer: compiles pieces; equal ones once.
+        traced: the trace.
+        without: paths of optional tensors that are None.
+        look: called before code is generated for a piece, when the trace's graph knows what tracing the
+            piece assumed of sizes. It may raise to end the build.
+
+    Raises:
+        ServeError: the graph cannot be cut or compiled, or the compiler's cache is open to others.
     """
-
-    def __init__(
-        self, target: Target, contract: Contract, options: BuildOptions, lowerer: Lowerer
-    ) -> None:
-        self._target, self._contract, self._options = target, contract, options
-        self._lowerer = lowerer
-        self._divided: dict[int, tuple[FullGraph, Divided]] = {}
-        """Each graph in pieces, by its identity."""
-
-    def program(
-        self, traced: Traced, without: frozenset[str], look: Callable[[], None]
-    ) -> Variant | None:
-        """Return the program of a trace; None if there has to be another trace.
-
-        Args:
-            traced: the trace.
-            without: paths of optional tensors that are None.
-            look: called before code is generated for a piece, when the trace's graph knows what tracing the
-                piece assumed of sizes. It may raise to end the build.
-
-        Raises:
-            ServeError: the graph cannot be cut or compiled, or the compiler's cache is open to others.
-        """
-        divided = self._in_pieces(traced)
-        if divided is None:
-            return None
-        looks = looks_of(traced.graph.graph_module)
-        known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
-        is_exact = not traced.box.varying
-        try:
-            with gradient_mode_of(self._contract):
-                lowered = [
-                    self._lowerer.lower(
-                        piece,
-                        traced.graph,
-                        unbacked=bool(self._options.unbacked),
-                        tuned=is_exact and self._options.level == 3,
-                        look=look,
-                        known=places,
-                    )
-                    for piece, places in zip(divided.pieces, known, strict=True)
-                ]
-        except TorchloomError:
-            raise
-        except Exception as error:  # compilers raise anything
-            shapes = self._options.shapes
-            raise ServeError(why_not_compiled(self._target, traced.box, shapes, error)) from error
-        how = self._options.cuda_graphs if is_exact else "off"
-        fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
-        written = [sorted(each.written) for each in divided.pieces]
-        calls = [each.call for each in lowered]
-        compiled, recorded = assembled(divided.stitching, calls, how, fixed, written)
-        verdicts = tuple(traced.verdicts(guard for each in lowered for guard in each.guards))
-        variant = Variant(
-            traced.box,
-            without,
-            traced.graph.shell.around(with_weight_check(compiled, looks), self._target.call),
-            traced.fingerprint,
-            verdicts,
-            tuple(piece.digest for piece in divided.pieces),
-            divided.num_calls,
-            divided.writes,
-            recorded=recorded,
-            checks=tuple(each.code for each in verdicts if not each.is_exhaustive),
-            asked=traced.asked,
-            looks=looks,
-        )
-        stored = {"recorded": how, "fixed": fixed, "written": written}
-        _add_stored(variant, traced, divided, lowered, stored)
-        return variant
-
-    def _in_pieces(self, traced: Traced) -> Divided | None:
-        """Return a graph cut into pieces; None if equal pieces would not be equal at its exact sizes."""
-        known = self._divided.get(id(traced.graph))
-        if known is None:
-            divided = divide(
-                traced.graph.graph_module,
-                self._options.splitting_ops,
-                # A float among the numbers of a graph can be no input of a part of it.
-                layers=self._options.layers
-                and self._options.backend == "inductor"
-                and not self._contract.floats(),
-            )
-            known = self._divided[id(traced.graph)] = (traced.graph, divided)
-        if traced.numbers is None:
-            return known[1]
-        return at_sizes(known[1], traced.graph, traced.numbers)
+    # A float among the numbers of a graph can be no input of a part of it.
+    layers = options.layers and options.backend == "inductor" and not contract.floats()
+    divided = divide(traced.graph.graph_module, options.splitting_ops, layers=layers)
+    looks = looks_of(traced.graph.graph_module)
+    known = divided.stitching.only_from({each.place for each in looks}, len(divided.pieces))
+    is_exact = not traced.box.varying
+    try:
+        with gradient_mode_of(contract):
+            lowered = [
+                lowerer.lower(
+                    piece,
+                    traced.graph,
+                    unbacked=bool(options.unbacked),
+                    tuned=is_exact and options.level == 3,
+                    look=look,
+                    known=places,
+                )
+                for piece, places in zip(divided.pieces, known, strict=True)
+            ]
+    except TorchloomError:
+        raise
+    except Exception as error:  # compilers raise anything
+        shapes = options.shapes
+        raise ServeError(why_not_compiled(target, traced.box, shapes, error)) from error
+    how = options.cuda_graphs if is_exact else "off"
+    fixed = [None if each.is_kept else sorted(each.fixed) for each in divided.pieces]
+    written = [sorted(each.written) for each in divided.pieces]
+    calls = [each.call for each in lowered]
+    compiled, recorded = assembled(divided.stitching, calls, how, fixed, written)
+    verdicts = tuple(traced.verdicts(guard for each in lowered for guard in each.guards))
+    variant = Variant(
+        traced.box,
+        without,
+        traced.graph.shell.around(with_weight_check(compiled, looks), target.call),
+        traced.fingerprint,
+        verdicts,
+        tuple(piece.digest for piece in divided.pieces),
+        divided.num_calls,
+        divided.writes,
+        recorded=recorded,
+        checks=tuple(each.code for each in verdicts if not each.is_exhaustive),
+        asked=traced.asked,
+        looks=looks,
+    )
+    stored = {"recorded": how, "fixed": fixed, "written": written}
+    _add_stored(variant, traced, divided, lowered, stored)
+    return variant
 
 
 def _add_stored(

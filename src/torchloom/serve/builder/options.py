@@ -69,8 +69,9 @@ def check_options(options: BuildOptions, contract: Contract, target: Target) -> 
         ServeError: a choice is none.
         ContractError: names are not of the contract, or the contract's not of the model.
     """
-    if options.shapes not in get_args(Shapes):
-        raise ServeError(f"shapes is one of {', '.join(get_args(Shapes))}, not {options.shapes!r}")
+    for name, allowed in (("shapes", Shapes), ("cuda_graphs", CudaGraphs)):
+        if (value := getattr(options, name)) not in get_args(allowed):
+            raise ServeError(f"{name} is one of {', '.join(get_args(allowed))}, not {value!r}")
     for name in options.unbacked:
         if name not in contract.dims:
             raise ContractError(
@@ -82,10 +83,6 @@ def check_options(options: BuildOptions, contract: Contract, target: Target) -> 
         raise ContractError(
             f"the model is in {'training' if module.training else 'evaluation'} mode, the contract wants "
             f"the other: call model.{wanted}"
-        )
-    if options.cuda_graphs not in get_args(CudaGraphs):
-        raise ServeError(
-            f"cuda_graphs is one of {', '.join(get_args(CudaGraphs))}, not {options.cuda_graphs!r}"
         )
     names = {parameter.name for parameter in target.parameters}
     takes_any = target.rest is not None

@@ -17,7 +17,7 @@ from torchloom.errors import ServeError, TorchloomError
 from torchloom.pieces.fullgraph import FullGraph, capture_full
 from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.argument_guards import asked_of
-from torchloom.serve.builder.pieces.graph_digest import graph_digest
+from torchloom.serve.builder.pieces.piece import graph_digest
 from torchloom.serve.builder.proof_errors import decision_by_value, multiples_to_promise
 from torchloom.serve.builder.prove import ProofVerdict, prove
 from torchloom.serve.call.conditions import Asked
@@ -56,15 +56,10 @@ class Traced:
     """What of that cannot be written down: its program cannot be stored."""
     asked: Asked
     """What it relied on of arguments."""
-    assumed: tuple[SizeGuard, ...] = ()
-    """What the trace itself assumed of sizes; compiling its graph may add to it."""
-    is_unbacked: bool = False
     derived: tuple[Derived, ...] = ()
     """Sizes that follow from those of the box."""
     floats: Mapping[float, Float] = field(default_factory=dict)
     """Arguments that vary, by what they were during the trace."""
-    numbers: Mapping[int, int] | None = None
-    """The sizes that its graph is to be compiled for, by hint; None where they stay symbols."""
     first_box: Box | None = None
     """The sizes that it was made for, where it stands for others now."""
 
@@ -82,33 +77,18 @@ class Traced:
         Args:
             more: what was assumed where an equal graph of another trace was compiled.
         """
-        if self.numbers is not None:
-            return prove(self.assumed, self.box.dims, self.hints, self.derived)
-        guards = self.graph.size_guards()
-        known = {guard.text for guard in guards}
-        others = {guard.text: guard for guard in more if guard.text not in known}
-        return prove(
-            [*guards, *others.values()], self.box.dims, self.hints, self.derived, self.floats
-        )
+        guards = {guard.text: guard for guard in [*more, *self.graph.size_guards()]}
+        return prove(guards.values(), self.box.dims, self.hints, self.derived, self.floats)
 
     def within(self, part: Box) -> Traced | None:
-        """Return this trace as one for a part of its box, if it stands for it.
+        """Return this trace as one for a part of its box, None if the part needs one of its own.
 
-        It does where the sizes that it saw are of the part, and the same ones vary: what it assumed is then
-        judged for the part's sizes alone. It also does for exact sizes for which all holds that it assumed.
+        Where the sizes that it saw are of the part, and the same ones vary, what it assumed is judged for the
+        part's sizes alone.
         """
         varying = {dim.name for dim in self.box.varying}
         if self.hints in part and {dim.name for dim in part.varying} == varying:
             return replace(self, box=part, first_box=self.first_box or self.box)
-        if part.varying or self.is_unbacked or self.floats:
-            return None
-        sizes = [size for size in (*part.dims, *self.derived) if size.dim.name in varying]
-        numbers = {
-            size.of(self.hints[size.dim.name]): size.of(part.largest[size.dim.name])
-            for size in sizes
-        }
-        if all(g.holds({**{h: h for h in g.hints}, **numbers}) for g in self.assumed):
-            return replace(self, box=part, numbers=numbers, first_box=self.first_box or self.box)
         return None
 
 
@@ -150,8 +130,6 @@ def trace(
         fingerprint,
         unwritten,
         asked_of(graph.guards, graph.codes, target, contract, args, varying),
-        tuple(graph.size_guards()),
-        is_unbacked=bool(unbacked),
         derived=contract.derived,
         floats={each.hint: each for each in contract.floats()},
     )

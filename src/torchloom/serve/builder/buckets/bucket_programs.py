@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import fx
-from torch.fx.node import map_arg
+from torch import Tensor
 
-from torchloom.errors import ContractError, ProofError, ServeError
-from torchloom.pieces.symbols import with_numbers
-from torchloom.serve.builder.buckets.axes import axes_of, uncut_in
+from torchloom.errors import ContractError, ProofError
 from torchloom.serve.builder.buckets.padding import check_padding
 from torchloom.serve.builder.compare.compare import result_at
+from torchloom.serve.builder.compare.differences import parts_of
 from torchloom.serve.builder.options import Sizes
 from torchloom.serve.builder.proof_errors import why_not_proven
-from torchloom.serve.builder.prove import ProofVerdict, cuts
+from torchloom.serve.builder.prove import ProofVerdict
 from torchloom.serve.builder.trace import Traced, trace
-from torchloom.serve.call.padded import Axes, Padded
+from torchloom.serve.call.padded import Axes, Padded, map_tensors
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.box import Box, exact_boxes
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Dim
 from torchloom.serve.model.target import Target, gradient_mode_of
 
-_MOST_PARTS = 8
-"""Ranges of sizes of one bucket that are traced apart: beyond, the model is taken to decide by size."""
+_PLAIN = (Tensor, int, float, str, enum.Enum, torch.dtype, torch.device, type(None))
+"""What a result may hold in tuples, lists, dicts and dataclasses."""
 
 
 def bucket_programs(
@@ -56,105 +56,80 @@ def bucket_programs(
     if not simple or not boxes or boxes[-1].largest != whole.largest:
         raise ContractError(
             "shapes='bucket' takes one varying size, that no other size or number follows, and `sizes` up to the "
-            f"greatest of it: the contract "
-            f"is {contract}, sizes {sizes!r}"
+            f"greatest of it: the contract is {contract}, sizes {sizes!r}"
         )
     (dim,) = whole.varying
     axes = _axes(target, contract, dim, without)
     parts = whole.cut(dim.name, [box.largest[dim.name] + 1 for box in boxes])
     trace_for_all = trace(target, contract, whole, without=without)
-    tried = [_sizes_apart(target, contract, part, trace_for_all, without) for part in parts]
+    for part in parts:
+        if part.varying and _failing(trace_for_all, part):
+            traced = trace(target, contract, part, without=without)
+            if failed := _failing(traced, part):
+                raise ProofError(why_not_proven(target, part, failed))
     # Sizes are recorded as they are built: the largest first.
     programs = [program_for(box) for box in reversed(boxes)][::-1]
-    for covered, also, variant in zip(parts, tried, programs, strict=True):
+    for covered, variant in zip(parts, programs, strict=True):
         size = covered.largest[dim.name]
         padded = Padded(variant.run, target, contract, dim, size, axes)
-        check_padding(target, contract, padded, covered, without, also)
+        check_padding(target, contract, padded, covered, without)
         variant.box, variant.run = covered, padded
         variant.stored["padded"] = {"dim": dim.name, "size": size, "axes": axes}
     return programs
 
 
-def _axes(target: Target, contract: Contract, dim: Dim, without: frozenset[str]) -> Axes:
-    """Find a dim in the model's result by running it for two sizes."""
-    sizes = (max(dim.min, 1), dim.max)
-    with gradient_mode_of(contract):
-        small, large = (result_at(target, contract, {dim.name: size}, without) for size in sizes)
-    if uncut := uncut_in(large):
-        raise ProofError(
-            f"{target.name} cannot be padded: {uncut}, of which padding cannot be cut off. Return tensors in "
-            "tuples, lists, dicts or dataclasses, or use shapes='split'"
-        )
-    return axes_of(small, large, sizes, dim.name)
-
-
-def _sizes_apart(
-    target: Target, contract: Contract, box: Box, whole: Traced, without: frozenset[str]
-) -> list[int]:
-    """Return sizes of a bucket that are to be tried because a trace of its largest assumed what is not true there.
-
-    Convolutions choose layouts by size, which nobody reads: the operators are the same. Others are refused.
-
-    Raises:
-        ProofError: the model decides by size; the text names line and sizes.
-    """
-    if not box.varying or not _failing(whole, box):
-        return []
-    (dim,) = box.varying
-    traced = trace(target, contract, box, without=without)
-    failed = _failing(traced, box)
-    parts = box.cut(dim.name, cuts(failed, dim))
-    apart = [part for part in parts if traced.hints not in part]
-    is_one = len(parts) <= _MOST_PARTS and (not failed or len(parts) > 1)
-    if not is_one or any(
-        not _is_same_in(target, contract, part, without, traced) for part in apart
-    ):
-        raise ProofError(why_not_proven(target, box, failed))
-    return [size for part in apart for each in part.dims for size in (each.min, each.max)]
-
-
 def _failing(traced: Traced, box: Box) -> list[ProofVerdict]:
-    """Return what a trace assumed that is not true for some sizes of a box."""
+    """Return what a trace assumed that is not true for some sizes of a box, 0 and 1 aside, which trials look at."""
+    # torch's own operators ask whether a size is 1, as strides then mean nothing; MultiheadAttention is one.
     (dim,) = box.dims
     return [
         verdict
         for verdict in traced.verdicts()
-        if any(sizes.get(dim.name, dim.max) in dim for sizes in verdict.failing)
+        if any(1 < sizes.get(dim.name, dim.max) in dim for sizes in verdict.failing)
     ]
 
 
-def _is_same_in(
-    target: Target, contract: Contract, part: Box, without: frozenset[str], other: Traced
-) -> bool:
-    """Say whether the graph of a part of a bucket is that of its largest size."""
-    try:
-        made = trace(target, contract, part, without=without)
-    except ServeError:
-        return False
-    (dim,) = part.dims
-    return not _failing(made, part) and all(
-        _steps(made, size) == _steps(other, size) for size in (dim.min, dim.max)
-    )
+def _axes(target: Target, contract: Contract, dim: Dim, without: frozenset[str]) -> Axes:
+    """Return where a dim is in each tensor of the model's result, by running it for two sizes."""
+    sizes = (max(dim.min, 1), dim.max)
+    with gradient_mode_of(contract):
+        small, large = (result_at(target, contract, {dim.name: size}, without) for size in sizes)
+    if uncut := _uncut_in(large, "result"):
+        raise ProofError(
+            f"{target.name} cannot be padded: {uncut}, of which padding cannot be cut off. Return tensors in "
+            "tuples, lists, dicts or dataclasses, or use shapes='split'"
+        )
+    found: Axes = {}
+    smaller: dict[str, Tensor] = {}
+    map_tensors(small, lambda path, tensor: smaller.setdefault(path, tensor))
 
+    def compare(path: str, tensor: Tensor) -> Tensor:
+        before = smaller.get(path)
+        if before is None or before.dim() != tensor.dim():
+            raise ProofError(
+                f"result{path} has another rank for other sizes of {dim.name}: it cannot be cut"
+            )
+        for place, (low, high) in enumerate(zip(before.shape, tensor.shape, strict=True)):
+            if low == high:
+                continue
+            if path in found or low * sizes[1] != high * sizes[0] or low % sizes[0]:
+                raise ProofError(
+                    f"result{path} has sizes {list(before.shape)} for {dim.name} {sizes[0]}, "
+                    f"{list(tensor.shape)} for {sizes[1]}: padding cannot be cut off"
+                )
+            found[path] = (place, low // sizes[0])
+        return tensor
 
-def _steps(traced: Traced, size: int) -> list[str]:
-    """Return what a graph does for one size, as texts."""
-    sizes = {traced.hints[dim.name]: size for dim in traced.box.varying}
-    shown: dict[fx.Node, Any] = {}
-    found: list[str] = []
-    modules = traced.graph.graph_module.modules()
-    for node in (
-        n for each in modules if isinstance(each, fx.GraphModule) for n in each.graph.nodes
-    ):
-        value = node.meta.get("example_value")
-        if isinstance(value, (int, torch.SymInt, torch.Size)):
-            several = list(value) if isinstance(value, torch.Size) else [value]
-            numbers = tuple(with_numbers(several, traced.graph.env, sizes)[1])
-            shown[node] = numbers if isinstance(value, torch.Size) else numbers[0]
-        elif node.op.startswith("call"):
-            shown[node] = f"%{len(found)}"
-            given = map_arg((node.args, node.kwargs), lambda each: shown.get(each, each))
-            found.append(f"{node.target} {given}")
-        else:
-            shown[node] = str(node.target)
+    map_tensors(large, compare)
     return found
+
+
+def _uncut_in(value: Any, path: str) -> str:
+    """Say what in a result is of a kind that `map_tensors` does not look into, "" if nothing."""
+    if isinstance(value, _PLAIN):
+        return ""
+    is_known = isinstance(value, (Mapping, list, tuple)) or dataclasses.is_dataclass(value)
+    if not is_known or isinstance(value, type):
+        return f"{path} is a {type(value).__name__}"
+    found = (_uncut_in(each, f"{path}{name}") for name, each in (parts_of(value) or {}).items())
+    return next(filter(None, found), "")

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from torchloom.errors import ServeError, TorchloomError
 from torchloom.serve.builder.compare.differences import Difference, first_difference
+from torchloom.serve.builder.prove import show_sizes
 from torchloom.serve.call.eager import eager
 from torchloom.serve.call.entry import Run
 from torchloom.serve.contract.contract import Contract
@@ -69,11 +71,9 @@ def differences_at(
     for name in one_object:
         args[name] = args[one_object[0]]
     before = ModelSnapshot(target)
-    first = () if target.owner is None else (target.owner,)
-
     wanted = _ran_model(target, args, before, sizes)
     try:
-        found = _ran(run, target, first, args, before)
+        found = _ran(target, args, before, partial(call_program, run, target))
     except (TorchloomError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - operators may raise anything
@@ -109,13 +109,7 @@ def difference_of(wanted: Ran, found: Ran) -> Difference | None:
 def result_at(
     target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
 ) -> Any:
-    """Run the model itself; its buffers are what they were before.
-
-    Args:
-        target: the model; it is what it was before.
-        contract: what arguments look like.
-        sizes: of the arguments.
-        without: paths of optional tensors that are None.
+    """Run the model itself on example arguments; it is what it was before.
 
     Raises:
         ServeError: it fails.
@@ -129,30 +123,19 @@ def is_random(
 ) -> bool:
     """Say whether the model itself returns other values for another seed.
 
-    Args:
-        target: the model; it is what it was before.
-        contract: what arguments look like.
-        sizes: of the arguments.
-        without: paths of optional tensors that are None.
-
     Raises:
         ServeError: it fails.
     """
     args = contract.example(sizes, without=without)
     before = ModelSnapshot(target)
-    return _difference_of_models(target, (args, args), before, sizes, (0, 1)) is not None
+    one, other = (_ran_model(target, args, before, sizes, seed) for seed in (0, 1))
+    return difference_of(one, other) is not None
 
 
 def check_order(
     target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
 ) -> None:
     """Refuse a model whose result follows from the order in which it gets what it takes as `**rest`.
-
-    Args:
-        target: the model; it is what it was before.
-        contract: what arguments look like.
-        sizes: of the arguments.
-        without: paths of optional tensors that are None.
 
     Raises:
         ServeError: it does; or the model itself fails.
@@ -163,28 +146,59 @@ def check_order(
     if len(names) < 2:
         return
     before = ModelSnapshot(target)
+    wanted = _ran_model(target, args, before, sizes)
     for order in (names[::-1], [*names[1:], names[0]]):
         others = {**{n: args[n] for n in args if n in own}, **{n: args[n] for n in order}}
-        if _difference_of_models(target, (args, others), before, sizes):
+        if difference_of(wanted, _ran_model(target, others, before, sizes)):
             raise ServeError(
                 f"{target.name} goes by the order of {', '.join(names)} in its **{target.rest}, which programs do not "
                 "see: name them in its signature, or take one dict, whose order is asked"
             )
 
 
-def _difference_of_models(
-    target: Target,
-    args: tuple[Mapping[str, Any], Mapping[str, Any]],
-    before: ModelSnapshot,
-    sizes: Mapping[str, int],
-    seeds: tuple[int, int] = (0, 0),
-) -> Difference | None:
-    """Run the model itself twice; return the first difference."""
-    one, other = (
-        _ran_model(target, given, before, sizes, seed)
-        for given, seed in zip(args, seeds, strict=True)
-    )
-    return difference_of(one, other)
+def call_model(
+    target: Target, args: Mapping[str, Any], seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> Any:
+    """Call the model itself, eagerly; random numbers are the same each time.
+
+    Args:
+        target: the model.
+        args: by name; calls may write to them.
+        seed: of torch's random numbers.
+        sizes: what they were made for, for the message.
+
+    Raises:
+        ServeError: it fails.
+    """
+    try:
+        with eager():
+            return _call(target.call, target, args, seed)
+    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the user's forward may raise anything
+        at = f" at {show_sizes([sizes])}" if sizes else ""
+        raise ServeError(
+            f"{target.name} itself, run on example arguments{at}, fails with {_first_line(error)}: leave such sizes "
+            "out of the contract, or let `fill` make other examples"
+        ) from error
+
+
+def call_program(run: Run, target: Target, args: Mapping[str, Any], seed: int = 0) -> Any:
+    """Call a program of the model as `call_model` calls the model."""
+    owner = () if target.owner is None else (target.owner,)
+    return _call(partial(run, *owner), target, args, seed)
+
+
+def copied_args(target: Target, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of arguments; the model itself, where one is or holds it, stays what it is."""
+    memo: dict[int, Any] = {id(target.module): target.module}
+    return {name: copy.deepcopy(value, memo) for name, value in args.items()}
+
+
+def _call(call: Any, target: Target, args: Mapping[str, Any], seed: int) -> Any:
+    torch.manual_seed(seed)
+    places, rest = target.divided(args)
+    return call(*places, **rest)
 
 
 def _ran_model(
@@ -194,64 +208,25 @@ def _ran_model(
     sizes: Mapping[str, int],
     seed: int = 0,
 ) -> Ran:
-    try:
-        with eager():
-            return _ran(target.call, target, (), args, before, seed)
-    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # the user's forward may raise anything
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        at = f" at {shown}" if shown else ""
-        raise ServeError(
-            f"{target.name} itself, run on example arguments{at}, fails with {_first_line(error)}: leave such sizes "
-            "out of the contract, or let `fill` make other examples"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return _ran(target, args, before, partial(call_model, target, seed=seed, sizes=sizes))
 
 
 def _ran(
-    call: Any,
-    target: Target,
-    first: tuple[Any, ...],
-    args: Mapping[str, Any],
-    before: ModelSnapshot,
-    seed: int = 0,
+    target: Target, args: Mapping[str, Any], before: ModelSnapshot, call: Callable[..., Any]
 ) -> Ran:
     """Run on copies, and put back what that changed."""
     copies = copied_args(target, args)
     try:
-        result = call_by_name(call, target, first, copies, seed)
-        after = {name: each for name, each in copies.items() if _holds_tensors(each)}
+        result = call(args=copies)
+        after = {
+            name: each
+            for name, each in copies.items()
+            if isinstance(each, (Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(each)
+        }
         return Ran(result, after, before.written(), before.put())
     finally:
         before.restore()
 
 
-def copied_args(target: Target, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of arguments; the model itself, where one is or holds it, stays what it is."""
-    memo: dict[int, Any] = {id(target.module): target.module}
-    return {name: copy.deepcopy(value, memo) for name, value in args.items()}
-
-
-def call_by_name(
-    call: Any, target: Target, first: tuple[Any, ...], args: Mapping[str, Any], seed: int = 0
-) -> Any:
-    """Call a model or a program with arguments by name; random numbers are the same each time.
-
-    Args:
-        call: the model or the program.
-        target: says which arguments are passed by position.
-        first: what a program takes before the arguments: the model.
-        args: by name.
-        seed: of torch's random numbers.
-    """
-    torch.manual_seed(seed)
-    places, rest = target.divided(args)
-    return call(*first, *places, **rest)
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, (Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(value)
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

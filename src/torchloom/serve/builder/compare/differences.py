@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import dataclasses
 import enum
-import functools
 import sys
 import types
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import ServeError
-from torchloom.serve.model.spelling import NotExactError, exact
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Of the largest value in a tensor. What is looked for are other results, not other roundings: kernels that
@@ -36,13 +35,16 @@ class Difference:
         return f"{self.path}: {self.text}"
 
 
-def first_difference(wanted: Any, found: Any, path: str) -> Difference | None:
+def first_difference(  # noqa: PLR0911 - one answer for each kind
+    wanted: Any, found: Any, path: str, within: frozenset[int] = frozenset()
+) -> Difference | None:
     """Return the first difference of two nested values.
 
     Args:
         wanted: of the model.
         found: of the program.
         path: what it is called in messages.
+        within: the values around it, by identity: one may hold itself.
 
     Returns:
         None if there is none.
@@ -50,90 +52,60 @@ def first_difference(wanted: Any, found: Any, path: str) -> Difference | None:
     Raises:
         ServeError: they hold something that cannot be compared.
     """
-    return _difference(wanted, found, path, frozenset())
-
-
-def _difference(  # noqa: PLR0911 - one answer for each kind
-    wanted: Any, found: Any, path: str, within: frozenset[int]
-) -> Difference | None:
-    if isinstance(wanted, Tensor):
-        text = (
-            _tensors(wanted, found)
-            if isinstance(found, Tensor)
-            else f"a tensor, compiled {found!r}"
-        )
-        is_of_values = isinstance(found, Tensor) and (wanted.shape, wanted.dtype) == (
-            found.shape,
-            found.dtype,
-        )
-        return Difference(path, text, is_of_values) if text else None
-    if type(wanted) is not type(found):
+    if type(wanted) is not type(found) and not isinstance(wanted, Tensor):
         return Difference(path, f"{type(wanted).__name__}, compiled {type(found).__name__}")
     if wanted is found or id(wanted) in within:
         return None
-    if isinstance(wanted, _VALUES):
-        is_same = wanted == found or (wanted != wanted and found != found)
-        return None if is_same else Difference(path, f"{wanted!r}, compiled {found!r}")
-    if is_array(wanted):
-        same = wanted.shape == found.shape and wanted.dtype == found.dtype
-        if not same or wanted.dtype.kind not in "biuf":
-            is_same = same and bool((wanted == found).all())
-            return None if is_same else Difference(path, "another array")
-        return _difference(torch.tensor(wanted), torch.tensor(found), path, within)
+    if _is_array(wanted):
+        wanted, found = torch.tensor(wanted), torch.tensor(found)
+    if isinstance(wanted, Tensor):
+        if not isinstance(found, Tensor):
+            return Difference(path, f"a tensor, compiled {found!r}")
+        text = _tensors(wanted, found)
+        is_of_values = (wanted.shape, wanted.dtype) == (found.shape, found.dtype)
+        return Difference(path, text, is_of_values) if text else None
     ours, theirs = parts_of(wanted), parts_of(found)
     if ours is None or theirs is None:
-        return _by_spelling(wanted, found, path)
+        return _of_leaves(wanted, found, path)
     if ours.keys() != theirs.keys():
         return Difference(path, f"parts {list(ours)}, compiled {list(theirs)}")
-    for name, each in ours.items():
-        inner = within | {id(wanted)}
-        if difference := _difference(each, theirs[name], f"{path}{name}", inner):
-            return difference
-    return None
-
-
-_VALUES = (int, float, str, bool, type(None))
+    inner = within | {id(wanted)}
+    differences = (
+        first_difference(each, theirs[name], f"{path}{name}", inner) for name, each in ours.items()
+    )
+    return next(filter(None, differences), None)
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:
     """Return what a value holds, by the steps that lead there; None if it does not hold things by name or place."""
-    attributes = {f".{name}": each for name, each in _attributes_of(value).items()}
+    attributes = {f".{name}": each for name, each in getattr(value, "__dict__", {}).items()}
     if isinstance(value, Mapping):
         return {f"[{key!r}]": each for key, each in value.items()} | attributes
-    if isinstance(value, functools.partial):
-        return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
-    if isinstance(value, (list, tuple, collections.deque, ValuesView, ItemsView)):
+    if isinstance(value, (list, tuple, collections.deque)):
         return {f"[{place}]": each for place, each in enumerate(value)} | attributes
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f".{each.name}": getattr(value, each.name) for each in dataclasses.fields(value)}
         return fields | attributes
-    is_object = hasattr(value, "__dict__") or bool(attributes)
-    return attributes if is_object and not callable(value) and not _gives(value) else None
+    is_leaf = callable(value) or isinstance(
+        value, (enum.Enum, types.ModuleType, collections.abc.Set, Iterator)
+    )
+    return attributes if hasattr(value, "__dict__") and not is_leaf else None
 
 
-def _gives(value: Any) -> bool:
-    """Say whether a value hands out what it holds in ways of its own: sets and iterators do."""
-    return isinstance(value, (collections.abc.Set, Iterator))
-
-
-def _by_spelling(wanted: Any, found: Any, path: str) -> Difference | None:
-    """Compare what is no container: by the text that stands for it, if there is one."""
-    try:
-        if getattr(wanted, "__closure__", None):
-            raise NotExactError("what a function holds is part of no text")
-        ours, theirs = exact(wanted), exact(found)
-    except NotExactError:
-        kind = type(wanted).__name__
+def _of_leaves(wanted: Any, found: Any, path: str) -> Difference | None:
+    """Compare what is no container, by its own `==`."""
+    holds_tensors = isinstance(wanted, collections.abc.Set) and any(
+        isinstance(each, Tensor) for each in wanted
+    )
+    is_same = wanted == found
+    if holds_tensors or type(wanted).__eq__ is object.__eq__ or not isinstance(is_same, bool):
+        kind = f"{type(wanted).__name__}{' of tensors' if holds_tensors else ''}"
         raise ServeError(
             f"{path} is or holds a {kind}, which cannot be compared with the program's: return tensors in tuples, "
             "lists, dicts or objects"
-        ) from None
-    if isinstance(wanted, collections.abc.Set) and any(isinstance(each, Tensor) for each in wanted):
-        raise ServeError(
-            f"{path} is a {type(wanted).__name__} of tensors, which have no order in it and cannot be compared with "
-            "the program's: return a list"
         )
-    return None if ours == theirs else Difference(path, f"{wanted!r}, compiled {found!r}")
+    is_nan = wanted != wanted and found != found
+    return None if is_same or is_nan else Difference(path, f"{wanted!r}, compiled {found!r}")
 
 
 def _tensors(wanted: Tensor, found: Tensor) -> str:
@@ -156,21 +128,7 @@ def _tensors(wanted: Tensor, found: Tensor) -> str:
     return "" if float(error) <= allowed else f"values up to {largest:.4g} differ by {error:.4g}"
 
 
-def is_array(value: Any) -> bool:
-    """Say whether a value is an array of NumPy's that holds numbers."""
+def _is_array(value: Any) -> bool:
+    """Say whether a value is an array of NumPy's that a tensor can hold."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
-
-
-def _attributes_of(value: Any) -> dict[str, Any]:
-    """Return what an object holds under names of its own; nothing of functions, classes and modules."""
-    if isinstance(value, (type, enum.Enum, types.FunctionType, types.ModuleType)):
-        return {}
-    slots = {
-        name
-        for base in type(value).__mro__
-        for name, each in vars(base).items()
-        if isinstance(each, types.MemberDescriptorType) and not name.startswith("__")
-    }
-    own = getattr(value, "__dict__", {})
-    return {**own, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf"

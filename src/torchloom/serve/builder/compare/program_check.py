@@ -7,7 +7,7 @@ own, or there is another cause, which is told: forward changes what it reads, or
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torchloom.errors import ProofError
@@ -38,9 +38,19 @@ def difference_in_box(
     for sizes in _trials(contract, variant.box):
         with gradient_mode_of(contract):
             found = differences_at(target, contract, variant.run, sizes, variant.without)
-        if found is not None:
-            _refuse_other_causes(target, contract, variant, sizes, found)
-            return sizes, found
+        if found is None:
+            continue
+        refuse_changed(target, contract, variant)
+        with gradient_mode_of(contract):
+            draws = found.is_of_values and is_random(target, contract, sizes, variant.without)
+        if draws:
+            raise ProofError(
+                f"compiled for {variant.box}, {target.name} differs from itself run eagerly at "
+                f"{show_sizes([sizes])}: {found}. It draws random numbers (as dropout does in training), and compiled "
+                "code draws others than eager code for the same seed: options={'fallback_random': True} lets it draw "
+                "the same ones, check='off' leaves the comparison out"
+            )
+        return sizes, found
     return None
 
 
@@ -84,28 +94,3 @@ def _trials(contract: Contract, box: Box) -> Iterator[dict[str, Any]]:
             each.path: its[number % len(its)] for each, its in zip(floats, values, strict=True)
         }
         yield {**edges[number % len(edges)], **chosen}
-
-
-def _refuse_other_causes(
-    target: Target,
-    contract: Contract,
-    variant: Variant,
-    sizes: Mapping[str, Any],
-    found: Difference,
-) -> None:
-    """Refuse a model that is no other one at a size, where a program differs from it for another reason.
-
-    Raises:
-        ServeError: it changes what it reads.
-        ProofError: it draws random numbers.
-    """
-    refuse_changed(target, contract, variant)
-    with gradient_mode_of(contract):
-        draws = found.is_of_values and is_random(target, contract, sizes, variant.without)
-    if draws:
-        raise ProofError(
-            f"compiled for {variant.box}, {target.name} differs from itself run eagerly at "
-            f"{show_sizes([sizes])}: {found}. It draws random numbers (as dropout does in training), and compiled "
-            "code draws others than eager code for the same seed: options={'fallback_random': True} lets it draw "
-            "the same ones, check='off' leaves the comparison out"
-        )

@@ -8,22 +8,26 @@ other arguments: a constant that the first call makes (`if self.cos is None: sel
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import product
 from typing import Any
 
 import torch
 
-from torchloom.errors import ServeError, TorchloomError
-from torchloom.serve.builder.compare.compare import call_by_name, copied_args
+from torchloom.errors import ServeError
+from torchloom.serve.builder.compare.compare import (
+    call_model,
+    call_program,
+    copied_args,
+)
 from torchloom.serve.builder.compare.differences import first_difference
-from torchloom.serve.call.eager import eager
 from torchloom.serve.call.variant import Variant
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.facts import changed_facts
 from torchloom.serve.model.snapshot import ModelSnapshot
 from torchloom.serve.model.target import Target
 
-Lines = dict[str, None]
+Lines = AbstractSet[str]
 """What differs from what was traced, in words."""
 
 
@@ -41,7 +45,7 @@ def check_state(target: Target, contract: Contract, variants: Sequence[Variant])
     for first in variants:
         changed = _changed_by(target, contract, first, variants)
         for second in variants:
-            lines = changed.get(id(second.facts), {})
+            lines = changed[id(second.facts)]
             if lines and not _is_settled(target, contract, (first, second), variants):
                 raise _refusal(lines)
 
@@ -63,7 +67,7 @@ def refuse_changed(target: Target, contract: Contract, variant: Variant) -> None
 
 
 def _refusal(lines: Lines) -> ServeError:
-    shown = list(lines)
+    shown = sorted(lines)
     more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
     return ServeError(
         f"forward changes what it reads: {'; '.join(shown[:3])}{more} after a call. A program does in each call what "
@@ -80,16 +84,13 @@ def _changed_by(
     before = ModelSnapshot(target)
     copies = copied_args(target, args)
     try:
-        _call_model(target, copies, 0)
+        call_model(target, copies)
         found = _all_lines(target, contract, variants, copies)
     finally:
         before.restore()
     if any(found.values()):  # what was another thing before the call already says nothing of it
         known = _all_lines(target, contract, variants, copied_args(target, args))
-        return {
-            each: {line: None for line in lines if line not in known[each]}
-            for each, lines in found.items()
-        }
+        return {each: lines - known[each] for each, lines in found.items()}
     return found
 
 
@@ -109,17 +110,16 @@ def _is_settled(
         before = ModelSnapshot(target)
         try:
             copies = _copied_in_a_row(target, contract, given)
-            _call_model(target, copies[0], 0)
+            call_model(target, copies[0])
             once = _all_lines(target, contract, variants, copies[0])
-            wanted = _call_model(target, copies[1], 1)
+            wanted = call_model(target, copies[1], 1)
             if _all_lines(target, contract, variants, copies[1]) != once:
                 return False
             before_program = before.written()
             before.restore()
             copies = _copied_in_a_row(target, contract, given)
-            owner = () if target.owner is None else (target.owner,)
-            call_by_name(first.run, target, owner, copies[0], 0)
-            found = call_by_name(second.run, target, owner, copies[1], 1)
+            call_program(first.run, target, copies[0])
+            found = call_program(second.run, target, copies[1], 1)
             after = before.written()
             if first_difference(wanted, found, "result") or first_difference(
                 _now(before_program), _now(after), "written"
@@ -154,18 +154,6 @@ def _ends(variant: Variant) -> Iterator[dict[str, int]]:
         yield variant.box.largest
 
 
-def _call_model(target: Target, copies: Mapping[str, Any], seed: int) -> Any:
-    try:
-        with eager():
-            return call_by_name(target.call, target, (), copies, seed)
-    except (TorchloomError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # the user's forward may raise anything
-        raise ServeError(
-            f"{target.name} itself, run on example arguments, fails with {type(error).__name__}: {error}"
-        ) from error
-
-
 def _all_lines(
     target: Target, contract: Contract, variants: Sequence[Variant], given: Mapping[str, Any]
 ) -> dict[int, Lines]:
@@ -185,5 +173,4 @@ def _lines(target: Target, contract: Contract, variant: Variant, given: Mapping[
     """
     blank = contract.blank(variant.box.largest, variant.without)
     scope = target.scope({**blank, **{name: given[name] for name in contract.fixed}})
-    found = changed_facts(variant.facts, scope)
-    return dict.fromkeys(found)
+    return set(changed_facts(variant.facts, scope))

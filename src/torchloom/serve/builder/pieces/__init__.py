@@ -1,8 +1,8 @@
 """A graph in pieces, each compiled once.
 
-`split` cuts a graph, by `layers` and operators that stay as they are, into each `piece`; `writes` says what an
-operator writes to, `graph_digest` names a piece by what it computes. `exact_sizes` gives a split graph numbers in the
-place of symbols. `lower` compiles a piece, with `inductor_options` and passes of the user's (`named_pass`).
+`split` cuts a graph, by `layers` (which `regions` finds) and operators that stay as they are, into each `piece`,
+which is named by what it computes.
+`lower` compiles a piece, with `inductor_options` and passes of the user's (`named_pass`).
 """
 
 from __future__ import annotations

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import operator
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import fx
 
 from torchloom.graph.text import target_name
-from torchloom.serve.builder.pieces.graph_digest import target_text, typed
+from torchloom.regions.find import find_regions, why_modes_leak
 
+_LEAST_REPEATS = 2
 _LEAST_LAYER = 8
 """Calls that a repeated part needs to be compiled by itself: less would only lose fusions."""
 _ENTERS = re.compile(r"^_enter_|_increment_nesting$|_hooks_disable$")
 _LEAVES = re.compile(r"^_exit_|_decrement_nesting$|_hooks_enable$")
 _SETS = re.compile(r"^_?set_")
-_INDEX = re.compile(r"(?:\.|\[')(\d+)(?:'\])?(?=$|\.|\[|')")
 
 
 def groups_of(
@@ -35,12 +34,11 @@ def groups_of(
         Each group with its key: equal ones for runs that are joined.
     """
     block_of = blocks_of(nodes)
-    layer_of: dict[fx.Node, str | None] = {}
-    for node in nodes if layers else ():
-        layer_of[node] = _layer(node)
+    layer_of = _layers(nodes[0].graph) if layers and nodes else {}
     for block in set(block_of.values()):
-        inside = {layer_of.get(each) for each in block} - {None}
-        layer_of |= dict.fromkeys(block, inside.pop() if len(inside) == 1 else None)
+        inside = {layer_of.get(each) for each in block}
+        layer = inside.pop() if len(inside) == 1 else None
+        layer_of |= dict.fromkeys(block, layer)
     found: list[tuple[Any, list[fx.Node]]] = []
     home: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
@@ -57,21 +55,23 @@ def groups_of(
             found.append((key, []))
         found[-1][1].append(node)
         home[node] = found[-1][1]
-    signatures = Counter(_signature(group) for key, group in found if key[0] == "layer")
     joined: list[tuple[Any, list[fx.Node]]] = []
     for key, group in found:
-        is_layer = (
-            key[0] == "layer"
-            and key[1] is not None
-            and len(group) >= _LEAST_LAYER
-            and signatures[_signature(group)] > 1
-        )
+        is_layer = key[0] == "layer" and key[1] is not None and len(group) >= _LEAST_LAYER
         name = key if key[0] == "kept" or is_layer else "rest"
         if joined and name == "rest" and joined[-1][0] == "rest":
             joined[-1][1].extend(group)
         else:
             joined.append((name, list(group)))
     return joined
+
+
+def _layers(graph: fx.Graph) -> dict[fx.Node, int | None]:
+    """Return the number of the layer that a node is a part of, for nodes of layers that repeat."""
+    # Only runs of modes matter: pieces are compared anew, and may return views of one another.
+    found = find_regions(graph, _LEAST_REPEATS, why_not=why_modes_leak)
+    parts = [part for group in found.groups for part in group]
+    return {node: number for number, part in enumerate(parts) for node in part.nodes}
 
 
 def blocks_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
@@ -101,19 +101,3 @@ def blocks_of(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
             found |= dict.fromkeys(block, tuple(block))
             block = []
     return found | dict.fromkeys(block, tuple(block))
-
-
-def _layer(node: fx.Node) -> str | None:
-    """Return the outermost numbered module that a node was traced in, like "layers.3"."""
-    for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values())):
-        if found := _INDEX.search(str(path)):
-            outermost = str(path)[: found.end()]
-            for outer, _ in node.meta["nn_module_stack"].values():
-                if earlier := _INDEX.search(str(outer)):
-                    return str(outer)[: earlier.end()]
-            return outermost
-    return None
-
-
-def _signature(group: Iterable[fx.Node]) -> tuple[str, ...]:
-    return tuple(f"{target_text(node)} {typed(node.meta.get('example_value'))}" for node in group)

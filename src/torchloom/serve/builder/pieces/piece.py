@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from torchloom._torch.shapes import range_text
 from torchloom.graph import written
-from torchloom.serve.builder.pieces.graph_digest import graph_digest
+from torchloom.regions.labels import graph_form, value_text
 from torchloom.serve.call.stitching import Stitching
 
 
@@ -78,10 +81,27 @@ def piece_of(module: fx.GraphModule, *, is_kept: bool) -> Piece:
     return Piece(module, inputs, is_kept, graph_digest(module), frozenset(fixed))
 
 
-def copied_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Return a module of the same graph, whose nodes can be changed."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(graph_module.graph, {}))
-    made = fx.GraphModule(graph_module, graph)
-    made.meta = dict(graph_module.meta)
-    return made
+def graph_digest(module: fx.GraphModule) -> str:
+    """Return a hash of a graph and its sizes that the names of its nodes, symbols and modules do not enter."""
+    symbols: dict[str, str] = {}
+
+    def show(value: Any) -> str:
+        return _SYMBOL.sub(
+            lambda found: symbols.setdefault(found[0], f"n{len(symbols)}"), value_text(value)
+        )
+
+    inputs = module.graph.find_nodes(op="placeholder")
+    hints = " ".join(_hints(node.meta.get("example_value")) for node in inputs)
+    return f"{graph_form(module.graph, show)}-{hashlib.sha256(hints.encode()).hexdigest()[:16]}"
+
+
+_SYMBOL = re.compile(r"\b[su]\d+\b")
+
+
+def _hints(value: Any) -> str:
+    """Return what sizes were during the trace, for which compilers tune, and their ranges."""
+    if isinstance(value, torch.Tensor):
+        return " ".join(map(_hints, value.shape))
+    if isinstance(value, torch.SymInt):
+        return f"{value.node.hint} of {range_text(value)}"
+    return str(value)

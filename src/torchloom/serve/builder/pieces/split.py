@@ -17,10 +17,12 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import ServeError
 from torchloom.graph import overloads_of
+from torchloom.regions.labels import is_outside
 from torchloom.serve.builder.pieces.layers import blocks_of, groups_of
-from torchloom.serve.builder.pieces.piece import Divided, Piece, copied_graph, piece_of
+from torchloom.serve.builder.pieces.piece import Divided, Piece, piece_of
 from torchloom.serve.call.stitching import Ref, Step, Stitching
 
 
@@ -38,8 +40,9 @@ def divide(
     Raises:
         ServeError: no operator of that name is called, or one returns what cannot be passed on.
     """
-    graph_module = copied_graph(graph_module)
+    graph_module = copy_graph_module(graph_module)
     _sizes_one_by_one(graph_module)
+    _outside_first(graph_module.graph)
     nodes = [
         n
         for n in graph_module.graph.nodes
@@ -173,6 +176,17 @@ def _returns_tuple(module: fx.GraphModule) -> bool:
     output.args = ((returned,),)
     module.recompile()
     return False
+
+
+def _outside_first(graph: fx.Graph) -> None:
+    """Move sizes that no layer computes to the front, where they do not come between two nodes of a layer."""
+    last = next(iter(graph.nodes))
+    for node in list(graph.nodes):
+        if node.op == "placeholder":
+            last = node
+        elif node.op != "output" and is_outside(node):
+            last.append(node)
+            last = node
 
 
 def _sizes_one_by_one(graph_module: fx.GraphModule) -> None:
