@@ -37,6 +37,11 @@ class MeasuredSteps:
         self.all_phases = in_order([d for d in phases if isinstance(d.get("phase"), str)])
         self.all_moves = in_order([d for d in moves if isinstance(d.get("op"), str)])
         self.all = sorted(_steps(session), key=lambda step: step.start)
+        begins: dict[Step, float] = {}
+        for d in self.all_phases:  # a step begins with its first phase, to the microsecond
+            if step := self.at(d["start_s"] + d["duration_s"] / 2):
+                begins.setdefault(step, d["start_s"])
+        self.all = [step._replace(start=begins.get(step, step.start)) for step in self.all]
         spans = [span for item in index.entries for span in item.entry.spans]
         compiles = [(s.start_us / 1e6, (s.start_us + s.duration_us) / 1e6) for s in spans]
         ends = [end for _, end in compiles]
