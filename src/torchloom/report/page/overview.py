@@ -88,10 +88,6 @@ def overview(index: Index, run: RunFigures | None, steps: MeasuredSteps) -> Node
             "Logged about no function in particular",
             *(["pre.text", text] for text in session.orphans),
         ),
-        section(
-            "Trace records that this torchloom does not read",
-            pairs((name, str(num)) for name, num in session.unknown.items()),
-        ),
     )
 
 
