@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import gzip
 import json
 import re
@@ -156,15 +155,16 @@ def test_the_page_holds_the_curves_of_the_run_and_the_times_of_both_ranks(run_di
     charts = [node["title"] for node in packed["overview"][1][2][1:]]
     assert charts == ["Loss over steps", "Tokens per second over steps", "Memory over steps"]
     assert "is the slowest" in json.dumps(packed["overview"])
-    run = dataclasses.asdict(run_figures(load_record(run_dir / "record.json"), run_dir))
-    assert run["curves"]["step"] == [1, 2, 3]
-    assert all(run["curves"][name][-1] > 0 for name in ("loss", "tokens_per_s", "memory_bytes"))
-    assert run["heldout"]["step"] == [0, 3]
-    assert run["num_compiled"] == 1
-    assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
-    for rank in run["ranks"]:
-        assert rank["step_s"]["num"] == STEPS - 1
-        assert 0 < rank["waits_s"] < rank["step_s"]["median"]
+    run = run_figures(load_record(run_dir / "record.json"), run_dir)
+    assert run is not None
+    assert run.curves["step"] == [1, 2, 3]
+    assert all(run.curves[name][-1] > 0 for name in ("loss", "tokens_per_s", "memory_bytes"))
+    assert run.heldout["step"] == [0, 3]
+    assert run.num_compiled == 1
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    for rank in run.ranks:
+        assert rank.step_s.num == STEPS - 1
+        assert 0 < rank.waits_s < rank.step_s.median
     other = load_record(run_dir / "record-rank1.json")
     assert {row.kind for row in other.events} == {"StepEnded", "CollectiveRan"}
     assert json.loads((run_dir / "config.json").read_text())["zero"]["stage"] == 3

@@ -114,4 +114,3 @@ def test_counts(program, says: TorchSays) -> None:
     assert len(limited) == says.num_limits
     if not record.num_resets:
         assert len(entries) + says.num_before == num_held()
-    assert record.unknown == {}

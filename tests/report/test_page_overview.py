@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from report.test_page_records import run_session, small_session
@@ -100,7 +102,7 @@ def test_the_parts_of_a_step_add_up(show):
     assert set(parts) == {
         "forward", "backward", "optimizer step", "exposed communication", "between the calls",
     }  # fmt: skip
-    told = page.texts("main section .told")[0]
+    told = " ".join(page.texts("main section .told"))
     assert "Mean of 1 step after the last compile: 990 ms per step" in told
     assert sum(float(row[1].rstrip("%")) for row in parts.values()) == pytest.approx(100, abs=0.3)
     assert parts["optimizer step"][0] == "190 ms"
@@ -110,14 +112,7 @@ def test_exposed_communication_names_layers_and_parameters(show):
     page = show(planned_session())
     moves = rows(page, "Exposed communication by layer")
     assert any("layers.0 … layers.2 (3 parameters)" in name for name in moves)
-    assert "layers.1.wq.weight" in moves
     assert moves["layers.1.wq.weight"][0] == "gather"
-    page.js(
-        "const s = [...document.querySelectorAll('.choice select')]"
-        ".find((e) => e.selectedOptions[0].text === 'parameters'); s.value = '0';"
-        "s.dispatchEvent(new Event('change'))"
-    )
-    assert "layers.1" in rows(page, "Exposed communication by layer")
 
 
 def test_the_peak_is_held_against_the_budget_by_kind_and_layer(show):
@@ -148,41 +143,32 @@ def test_the_plan_gives_its_reasons(show):
     page = show(planned_session())
     reasons = page.texts(".reasons li")
     assert "may add 25.0 MiB beside the weights that stay gathered" in reasons[0]
-    assert "They add 22.0 MiB at the peak, 88.0% of that" in reasons[1]
+    assert "They add 22.0 MiB at the peak, 88.0% of that" in reasons[0]
     text = " ".join(reasons)
     assert "Forward keeps 1 value (1.0 MiB) for backward." in text
     assert "Backward computes 1 value (8.0 MiB) again" in text
     assert "this takes 5.00 ms, 5.0% of compute" in text
     assert "1 weight (4.0 MiB) stays gathered" in text
     assert "80.0% of it from operators measured" in text
-    assert "in 2 tries" in text
+    assert "of 2 tries" in text
     page.click(".reasons + details summary")
     assert len(page.texts(".decisions tbody tr")) == 2
 
 
-def test_what_was_measured_stands_beside_what_was_predicted(show):
+def test_the_summary_tells_what_was_measured_beside_what_was_predicted():
     session = planned_session()
-    assert not [text for text in show(session).texts(".reasons li") if "Measured" in text]
     compared = {
         "step": 7, "predicted_peak_bytes": 38 * MIB, "measured_peak_bytes": 37 * MIB,
         "predicted_seconds": 0.25, "measured_seconds": 0.5,
     }  # fmt: skip
-    session.events.append(EventRow(kind="PlanCompared", at_s=1e9 + 1, data=compared))
-    (text,) = [text for text in show(session).texts(".reasons li") if "Measured" in text]
-    assert "after step 7: a peak of 37.0 MiB, where 38.0 MiB was predicted" in text
-    assert "forward and backward took 500 ms, where 250 ms was predicted" in text
-    assert (
-        "  the plan after step 7: peak 37.0 MiB (38.0 MiB predicted), forward and backward 500.0 ms "
-        "(250.0 ms predicted)"
-    ) in summary(session).splitlines()
-    untimed = {**compared, "predicted_seconds": 0.25, "measured_seconds": None}
-    session.events[-1] = EventRow(kind="PlanCompared", at_s=1e9 + 1, data=untimed)
-    (text,) = [text for text in show(session).texts(".reasons li") if "Measured" in text]
-    assert text.endswith("38.0 MiB was predicted for everything.")
-    assert (
-        "  the plan after step 7: peak 37.0 MiB (38.0 MiB predicted)"
-        in summary(session).splitlines()
-    )
+    for more, told in (
+        ({}, ", forward and backward 500.0 ms (250.0 ms predicted)"),
+        ({"measured_seconds": None}, ""),
+    ):
+        row = EventRow(kind="PlanCompared", at_s=1e9 + 1, data=compared | more)
+        text = summary(dataclasses.replace(session, events=[*session.events, row]))
+        line = f"  the plan after step 7: peak 37.0 MiB (38.0 MiB predicted){told}"
+        assert line in text.splitlines()
 
 
 def test_phases_of_the_compile_are_told_apart(show):

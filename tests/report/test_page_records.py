@@ -135,6 +135,8 @@ def run_session() -> Session:
                 "start_s": start, "wait_s": start + 0.04, "end_s": start + 0.07,
             }  # fmt: skip
             session.events.append(EventRow(kind="CollectiveRan", at_s=start, data=data))
+        data = {"step": step + 1, "seconds": 1.0, "wait_seconds": 0.01}
+        session.events.append(EventRow(kind="StepEnded", at_s=begin + 0.99, data=data))
     return session
 
 

@@ -72,20 +72,21 @@ def test_a_run_that_compiles_in_every_step_opens_on_its_last(show):
     assert "step 2" in page.texts(".told")[0]
 
 
-def test_micro_steps_belong_to_their_step_and_evaluations_to_none(show):
+def test_evaluations_belong_to_no_step(show):
     session = small_session()
     rows = [("forward", 4, i) for i in range(3)]  # held-out batches
     rows += [("forward", 4, 3), ("backward", 4, 4), ("forward", 4, 5), ("backward", 4, 6)]
     rows += [("step", 4, 7), ("forward", 5, 8), ("forward", 5, 9)]
     session.events += [phase(name, step, 1e9 + 1 + at) for name, step, at in rows]
+    data = {"step": 5, "seconds": 7.1, "wait_seconds": 3.0}
+    session.events.append(EventRow(kind="StepEnded", at_s=1e9 + 8.1, data=data))
     page = timeline(show, session)
     page.until(lambda: "step 5 of 5 to 5" in page.texts(".told")[0])
     assert "4.10 s" in page.texts(".told")[0]  # from the fourth forward to the end of the step
     page.until(lambda: len(names(page)) == 5)
     page.press("Whole run")
     page.until(lambda: len(names(page)) > 5)
-    shown = " ".join(names(page))
-    assert shown.count("forward without backward") == 5
+    assert " ".join(names(page)).count("evaluation") == 5
 
 
 def test_a_run_without_full_steps_shows_all_of_it(show):
@@ -149,5 +150,5 @@ def test_what_torchloom_does_between_steps_has_a_lane(show):
     page = timeline(show, session)
     assert page.texts(".lanes .lane")[:3] == ["phases", "compile", "torchloom"]
     page.press("Whole run")
-    page.until(lambda: any("pass bucket on graph0.forward" in name for name in names(page)))
-    assert any("operators are measured, for the plan: 200 ms" in name for name in names(page))
+    page.until(lambda: any("pass: bucket on graph0.forward" in name for name in names(page)))
+    assert any("operators measured in 200 ms; the plan changes" in name for name in names(page))

@@ -87,8 +87,6 @@ class Session:
     """One for each engine that was compiled during the watch."""
     num_unknown_eager_calls: int = 0
     """Calls over a recompile limit, or in run-only mode, whose function is not known."""
-    unknown: dict[str, int] = field(default_factory=dict)
-    """Kinds of trace records that this version does not know, with their counts."""
     overhead: dict[str, float] = field(default_factory=dict)
     """Milliseconds that the watch itself took, and counts of what it dropped."""
 

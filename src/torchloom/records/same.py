@@ -7,7 +7,6 @@ sets, lines and paths in comments.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 _COUNTED = re.compile(
     # `__builtins_dict___3`, `__compiled_fn_4`: a counter of the process stands behind.
@@ -18,8 +17,7 @@ _COUNTED = re.compile(
 )
 _ADDRESS = re.compile(r"(___check_(?:obj|type)_id\(.*?), \d+\)")
 _MACHINE = re.compile(r"('backend_hash': )'\w+'")
-_STRING = re.compile(r"""b?(['"])(?:\\.|(?!\1).)*\1""")
-_OPEN, _CLOSED = "([{", ")]}"
+_SET = re.compile(r"""b?(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?P=quote)|\{(?P<inner>[^{}]*)\}""")
 
 
 def same_names(text: str) -> str:
@@ -39,7 +37,7 @@ def same_check(text: str) -> str:
         >>> same_check("L['s'] == {'b', 'a'}")
         "L['s'] == {'a', 'b'}"
     """
-    return _sets_sorted(same_names(text))
+    return _SET.sub(_in_order, same_names(text))
 
 
 def same_graph(text: str) -> str:
@@ -55,56 +53,11 @@ def same_kernel(text: str) -> str:
     return _MACHINE.sub(r"\1''", "\n".join(lines))
 
 
-def _sets_sorted(text: str) -> str:
-    """Return code with the elements of each set sorted; dicts keep their order, which counts."""
-    begin = next((at for at, sign in _signs(text) if sign == "{"), None)
-    end = None if begin is None else _end(text, begin)
-    if begin is None or end is None:
-        return text
-    parts = [_sets_sorted(part) for part in _parts(text[begin + 1 : end])]
-    if not any(_is_pair(part) for part in parts):
-        parts.sort()
-    return f"{text[:begin]}{{{', '.join(parts)}}}{_sets_sorted(text[end + 1 :])}"
-
-
-def _end(text: str, begin: int) -> int | None:
-    """Return where the bracket that opens at `begin` closes."""
-    depth = 0
-    for at, sign in _signs(text[begin:]):
-        depth += (sign in _OPEN) - (sign in _CLOSED)
-        if depth == 0:
-            return begin + at
-    return None
-
-
-def _parts(inner: str) -> list[str]:
-    """Return what commas part, outside of strings and brackets."""
-    found, depth, begin = [], 0, 0
-    for at, sign in _signs(inner):
-        depth += (sign in _OPEN) - (sign in _CLOSED)
-        if sign == "," and depth == 0:
-            found.append(inner[begin:at].strip())
-            begin = at + 1
-    return [*found, inner[begin:].strip()]
-
-
-def _is_pair(part: str) -> bool:
-    depth = 0
-    for _, sign in _signs(part):
-        depth += (sign in _OPEN) - (sign in _CLOSED)
-        if sign == ":" and depth == 0:
-            return True
-    return False
-
-
-def _signs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the places of signs outside of strings."""
-    at = 0
-    while at < len(text):
-        found = _STRING.match(text, at)
-        if found:
-            at = found.end()
-            continue
-        if text[at] in "([{)]},:":
-            yield at, text[at]
-        at += 1
+def _in_order(braces: re.Match[str]) -> str:
+    """Return a set with its parts sorted, also those of texts with commas; dicts keep their order, which counts."""
+    inner = braces["inner"]
+    return (
+        braces[0]
+        if inner is None or ": " in inner
+        else f"{{{', '.join(sorted(inner.split(', ')))}}}"
+    )

@@ -10,28 +10,15 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from torchloom.report.axes import Axis, linear_axis, log_axis, tight_axis, value_text
-from torchloom.report.svg import (
-    DASHES,
-    INK,
-    PALETTE,
-    PAPER,
-    Frame,
-    document,
-    legend,
-    line,
-    page_width,
-    text,
-    x_axis,
-    y_axis,
-)
+from torchloom.report.svg import DASHES, PALETTE, PAPER, Chart, linear_axis, log_axis, tight_axis
+
+Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One line of a chart. Points that are not finite leave a gap."""
 
     label: str
@@ -39,12 +26,11 @@ class Series:
     ys: Sequence[float]
     has_markers: bool = False
     """Mark each point: for series of a few points."""
-    beside: Sequence[tuple[float, float]] = ()
+    beside: Sequence[Point] = ()
     """Points (x, y) that the line does not go through, marked by hollow circles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """A measured value; `low` and `high` are the ends of its error bar."""
 
     value: float
@@ -52,8 +38,7 @@ class Bar:
     high: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BarGroup:
+class BarGroup(NamedTuple):
     """One colour of a bar chart: a bar per category, `None` where nothing was measured."""
 
     label: str
@@ -83,27 +68,39 @@ def line_chart(
         ValueError: there is no finite point, too many series, or a value that has no logarithm.
     """
     _check_count(len(series))
-    points = [_finite_points(s.xs, s.ys) for s in series]
-    beside = [[p for p in s.beside if all(map(math.isfinite, p))] for s in series]
-    xs = [x for shown in (*points, *beside) for x, _ in shown]
-    ys = [y for shown in (*points, *beside) for _, y in shown]
-    if not xs:
+    points = [list(zip(one.xs, one.ys, strict=True)) for one in series]
+    shown = [
+        *_finite(p for each in points for p in each),
+        *_finite(p for s in series for p in s.beside),
+    ]
+    if not shown:
         raise ValueError(f"chart {title!r} has no finite point to draw")
+    xs, ys = zip(*shown, strict=True)
     if log_y and min(ys) <= 0:
         raise ValueError(f"chart {title!r}: a logarithmic axis needs values above 0")
-    frame = Frame(width=page_width([s.label for s in series]))
-    x = tight_axis(min(xs), max(xs), *frame.x_range)
-    y = (log_axis if log_y else linear_axis)(min(ys), max(ys), *frame.y_range)
-    body = [*y_axis(frame, y, y_label), *x_axis(frame, x, x_label)]
+    chart = Chart([one.label for one in series])
+    x = tight_axis(min(xs), max(xs), chart.left, chart.right)
+    y = (log_axis if log_y else linear_axis)(min(ys), max(ys), chart.bottom, chart.top)
+    chart.y_axis(y, y_label)
+    chart.x_axis(x, x_label)
+    keys = []
     for i, one in enumerate(series):
-        body.append(_polyline(one, x, y, i))
+        stroke = f'stroke="{PALETTE[i]}" stroke-width="2" stroke-dasharray="{DASHES[i]}"'
+        path, command = "", "M"
+        for point in points[i]:
+            command = command if _finite([point]) else "M"
+            if _finite([point]):
+                path += f"{command}{x.px(point[0]):.1f} {y.px(point[1]):.1f} "
+                command = "L"
+        chart.add(f'<path d="{path}" fill="none" stroke-linejoin="round" {stroke}/>')
+        keys.append(f'<line x1="0" y1="6" x2="26" y2="6" {stroke}/>')
         if one.has_markers:
-            body += [_marker(x.px(a), y.px(b), i) for a, b in points[i]]
-        body += [_marker(x.px(a), y.px(b), i, is_hollow=True) for a, b in beside[i]]
-    body += legend(
-        frame, [s.label for s in series], [_line_key(s, i) for i, s in enumerate(series)]
-    )
-    return document(frame, title, note, body)
+            keys[i] += _marker(13, 6, PALETTE[i], PAPER)
+        for a, b in _finite(points[i]) if one.has_markers else ():
+            chart.add(_marker(x.px(a), y.px(b), PALETTE[i], PAPER))
+        for a, b in _finite(one.beside):
+            chart.add(_marker(x.px(a), y.px(b), PAPER, PALETTE[i]))
+    return chart.document(title, note, keys)
 
 
 def bar_chart(
@@ -129,27 +126,44 @@ def bar_chart(
     _check_count(len(groups))
     if any(len(g.bars) != len(categories) for g in groups):
         raise ValueError(f"chart {title!r}: each group needs {len(categories)} bars")
-    tops = [top for g in groups for b in g.bars if b for top in (b.value, b.high) if top]
+    tops = [top for g in groups for bar in g.bars if bar for top in (bar.value, bar.high) if top]
     if not tops:
         raise ValueError(f"chart {title!r} has no bar above zero to draw")
     needed = 60 + 34 * len(categories) * len(groups)
-    frame = Frame(width=max(needed, page_width([g.label for g in groups])))
-    y = linear_axis(0.0, max(tops), *frame.y_range)
-    left, right = frame.x_range
-    slot = (right - left) / len(categories)
+    chart = Chart([g.label for g in groups], max(760, needed))
+    y = linear_axis(0.0, max(tops), chart.bottom, chart.top)
+    chart.y_axis(y, y_label)
+    slot = (chart.right - chart.left) / len(categories)
     width = min(64.0, 0.8 * slot / len(groups))
-    body = y_axis(frame, y, y_label)
     for c, category in enumerate(categories):
-        center = left + (c + 0.5) * slot
+        center = chart.left + (c + 0.5) * slot
+        chart.text(center, chart.bottom + 20, category, anchor="middle", size=13)
         for i, group in enumerate(groups):
-            bar = group.bars[c]
-            if bar is not None:
-                body += _bar(bar, center + (i - len(groups) / 2) * width, width, y, i)
-        body.append(text(center, frame.y_range[0] + 20, category, anchor="middle", size=13))
-    body.append(line(left, frame.y_range[0], right, frame.y_range[0], INK))
-    keys = [f'<rect x="6" width="14" height="11" fill="{PALETTE[i]}"/>' for i in range(len(groups))]
-    body += legend(frame, [g.label for g in groups], keys)
-    return document(frame, title, note, body)
+            if bar := group.bars[c]:
+                x = center + (i - len(groups) / 2 + 0.5) * width
+                high = _error_bar(chart, bar, x, [y.px(each or 0.0) for each in bar], width, i)
+                chart.text(x, high - 6, _value_text(bar.value), anchor="middle", size=11)
+    keys = [
+        f'<rect x="6" width="14" height="11" fill="{fill}"/>' for fill in PALETTE[: len(groups)]
+    ]
+    return chart.document(title, note, keys)
+
+
+def _error_bar(
+    chart: Chart, bar: Bar, x: float, px: Sequence[float], width: float, i: int
+) -> float:
+    """Draw a bar with its error; return the pixel of its highest point."""
+    top, low, high = px
+    chart.add(
+        f'<rect x="{x - width / 2 + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" '
+        f'height="{chart.bottom - top:.1f}" fill="{PALETTE[i]}"/>'
+    )
+    if bar.low is None or bar.high is None:
+        return top
+    chart.line((x, low), (x, high))
+    for end in (low, high):
+        chart.line((x - 5, end), (x + 5, end))
+    return min(top, high)
 
 
 def _check_count(count: int) -> None:
@@ -157,50 +171,18 @@ def _check_count(count: int) -> None:
         raise ValueError(f"a chart shows 1 to {len(PALETTE)} series, got {count}: draw several")
 
 
-def _finite_points(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
-    pairs = zip(xs, ys, strict=True)
-    return [(x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y)]
+def _finite(points: Iterable[Point]) -> list[Point]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def _polyline(series: Series, x: Axis, y: Axis, index: int) -> str:
-    commands, pen_down = [], False
-    for a, b in zip(series.xs, series.ys, strict=True):
-        if not (math.isfinite(a) and math.isfinite(b)):
-            pen_down = False
-            continue
-        commands.append(f"{'L' if pen_down else 'M'}{x.px(a):.1f} {y.px(b):.1f}")
-        pen_down = True
-    return (
-        f'<path d="{" ".join(commands)}" fill="none" stroke="{PALETTE[index]}" '
-        f'stroke-width="2" stroke-linejoin="round" stroke-dasharray="{DASHES[index]}"/>'
-    )
+def _marker(x: float, y: float, fill: str, stroke: str) -> str:
+    width = 2 if fill == PAPER else 1
+    circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}"'
+    return f'{circle} stroke="{stroke}" stroke-width="{width}"/>'
 
 
-def _line_key(series: Series, index: int) -> str:
-    stroke = f'stroke="{PALETTE[index]}" stroke-width="2" stroke-dasharray="{DASHES[index]}"'
-    key = f'<line x1="0" y1="6" x2="26" y2="6" {stroke}/>'
-    return key + _marker(13, 6, index) if series.has_markers else key
-
-
-def _marker(x: float, y: float, index: int, *, is_hollow: bool = False) -> str:
-    fill, stroke = (PAPER, PALETTE[index]) if is_hollow else (PALETTE[index], PAPER)
-    return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" '
-        f'stroke="{stroke}" stroke-width="{2 if is_hollow else 1}"/>'
-    )
-
-
-def _bar(bar: Bar, x: float, width: float, y: Axis, index: int) -> list[str]:
-    top, base, center = y.px(bar.value), y.px(0.0), x + width / 2
-    parts = [
-        f'<rect x="{x + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" '
-        f'height="{base - top:.1f}" fill="{PALETTE[index]}"/>'
-    ]
-    label_y = top
-    if bar.low is not None and bar.high is not None:
-        low, high = y.px(bar.low), y.px(bar.high)
-        parts.append(line(center, low, center, high, INK, 1.5))
-        parts += [line(center - 5, end, center + 5, end, INK, 1.5) for end in (low, high)]
-        label_y = min(top, high)
-    parts.append(text(center, label_y - 6, value_text(bar.value), anchor="middle", size=11))
-    return parts
+def _value_text(value: float) -> str:
+    """Return a value with three significant digits and no exponent."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"

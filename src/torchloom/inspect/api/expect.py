@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torchloom.errors import ExpectationError
 from torchloom.inspect.api.watch import Watch
-from torchloom.records import Entry, Function, Session
+from torchloom.records import Entry, Function
 from torchloom.records.eager import eager_calls, given_up
 
 
@@ -38,40 +38,38 @@ def expect(
         >>> with expect(recompiles=0, graph_breaks=0):  # doctest: +SKIP
         ...     step(batch)
     """
-    watch = Watch()
-    with watch:
+    with Watch() as watch:
         yield watch
     record = watch.record
+    functions = list(record.all_functions())
     problems: list[str] = []
     if recompiles is not None:
-        problems += _recompiles(record, recompiles)
+        again = [
+            _why(function, entry)
+            for function in functions
+            for index, entry in enumerate(function.entries)
+            if index or entry.recompiles
+        ]
+        title = "calls that no entry fits, and that nothing is compiled for any more:"
+        problems += _over(again, recompiles, "recompiles")
+        problems += _listed(title, eager_calls(record))
     if recompiles is not None or graph_breaks is not None:
-        lost = given_up(record)
-        problems += _listed("functions that run eagerly, as torch gave them up:", lost)
+        title = "functions that run eagerly, as torch gave them up:"
+        problems += _listed(title, given_up(record))
     if graph_breaks is not None:
-        problems += _breaks(record, graph_breaks)
+        breaks = [f"{each.place}: {each.reason}" for each in record.breaks()]
+        problems += _over(breaks, graph_breaks, "graph breaks")
     if entries is not None:
-        problems += _entries(record, entries)
+        problems += [
+            f"{function.name} has {len(function.entries)} entries, expected at most {entries}"
+            for function in functions
+            if len(function.entries) > entries
+        ]
     if compiles is not None:
-        problems += _compiles(record, compiles)
+        compiled = [f"{f.name}, entry {e.compile_id}" for f in functions for e in f.entries]
+        problems += _over(compiled, compiles, "compiles")
     if problems:
         raise ExpectationError("\n".join(problems))
-
-
-def _recompiles(record: Session, limit: int) -> list[str]:
-    again = [
-        (function, entry)
-        for function in record.all_functions()
-        for index, entry in enumerate(function.entries)
-        if index or entry.recompiles
-    ]
-    refused = eager_calls(record)
-    title = "calls that no entry fits, and that nothing is compiled for any more:"
-    problems = _listed(title, refused)
-    if len(again) > limit:
-        title = f"{len(again)} recompiles, expected at most {limit}:"
-        problems = _listed(title, [_why(*each) for each in again]) + problems
-    return problems
 
 
 def _why(function: Function, entry: Entry) -> str:
@@ -83,28 +81,9 @@ def _why(function: Function, entry: Entry) -> str:
     )
 
 
-def _breaks(record: Session, limit: int) -> list[str]:
-    breaks = record.breaks()
-    if len(breaks) <= limit:
-        return []
-    title = f"{len(breaks)} graph breaks, expected at most {limit}:"
-    return _listed(title, [f"{each.place}: {each.reason}" for each in breaks])
-
-
-def _entries(record: Session, limit: int) -> list[str]:
-    return [
-        f"{function.name} has {len(function.entries)} entries, expected at most {limit}"
-        for function in record.all_functions()
-        if len(function.entries) > limit
-    ]
-
-
-def _compiles(record: Session, limit: int) -> list[str]:
-    num_compiles = sum(1 for _ in record.entries())
-    if num_compiles <= limit:
-        return []
-    names = sorted({f.name for f in record.all_functions() if f.entries})
-    return [f"{num_compiles} compiles, expected at most {limit}: {', '.join(names)}"]
+def _over(found: list[str], limit: int, what: str) -> list[str]:
+    title = f"{len(found)} {what}, expected at most {limit}:"
+    return _listed(title, found) if len(found) > limit else []
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:

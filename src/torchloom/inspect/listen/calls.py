@@ -9,7 +9,6 @@ without logging anything. Such a call shows as a lookup without a hit that no co
 
 from __future__ import annotations
 
-import dis
 import sys
 import threading
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from torchloom._torch import compiling, introspect
 from torchloom._torch.untraced import never_compile
 from torchloom.inspect.collected import EagerCalls, Row
-from torchloom.inspect.live.rewritten import RESUME, graph_name
+from torchloom.inspect.live.rewritten import graph_name
 
 
 class _Counted(NamedTuple):
@@ -179,29 +178,11 @@ class EagerCounter:
                 return code
         if is_wrapper and named:
             return named[0]
-        continued = _continued_by(caller)
-        if continued is not None:
-            return continued
         others = {each.co_name: each for each in named}
         same = [c for c in limited if c.co_name in caller.f_code.co_names]
         if len(same) == 1 and same[0].co_name in others:  # another function of that name
             return others[same[0].co_name]
         return same[0] if len(same) == 1 else None
-
-
-def _continued_by(frame: FrameType) -> CodeType | None:
-    """Return the continuation that a frame of rewritten code is about to call as its last step, or None.
-
-    Below a function over its limit torch 2.11 and 2.12 look for entries of continuations, and compile none.
-    """
-    found = None
-    for each in dis.get_instructions(frame.f_code):
-        if each.offset > frame.f_lasti:
-            return found if each.opname == "RETURN_VALUE" else None
-        if each.opname == "LOAD_GLOBAL":
-            codes = list(_code_of(frame.f_globals.get(each.argval)))
-            found = next((code for code in codes if RESUME.fullmatch(code.co_name)), found)
-    return None
 
 
 def _named_by(frame: FrameType) -> Iterator[CodeType]:

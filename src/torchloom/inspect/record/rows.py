@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,15 +68,6 @@ def _event(row: Row) -> Mapping[str, Any]:
 
 
 _CACHES = {"fx_graph_cache": "fx_graph", "aotautograd_cache": "aotautograd"}
-_QUIET = re.compile(
-    r"str|stack|describe_.*|dump_file|torch_version|exported_program|chromium_event|cache_.*"
-    r"|.*_metadata|.*_BYTECODE|aot_.*|inductor_.*|.*_pre_grad_graph|guard_added.*|create_.*symbol"
-    r"|symbolic_.*|.*_runtime|rank_.*|min_cut_.*|triton_.*|pre_decomp_.*|post_decomp_.*|graph_dump"
-    r"|torch\._functorch.*|.*_config|expression_created|propagate_.*|dynamo_side_effects.*|link"
-    r"|graph_break_dup.*|.*_compute_nodes.*|dynamo_timed.*|.*_prologue|.*_epilogue"
-    r"|compiled_autograd_.*|compiled_function_.*|compiled_fn_.*|runtime_.*"
-)
-"""Kinds that are read elsewhere or repeat what the record has from other rows."""
 _METRICS = (
     "co_name",
     "co_filename",
@@ -113,8 +103,6 @@ class RowReader:
         self.spans = SpanReader()
         self.orphans: list[str] = []
         """Errors and breaks that were logged about no compile in particular."""
-        self.unknown: dict[str, int] = {}
-        """Kinds of rows that are not read, with their counts."""
         self._hider = hider
         self._tensors: dict[tuple[Any, Any], Any] = {}
 
@@ -175,8 +163,6 @@ class RowReader:
             entry.status = f"failed: {first_reason(row.payload or '')}"
         elif kind.startswith(tuple(_CACHES)):
             _add_cache_use(entry, row)
-        elif kind != "dynamo_start":
-            self._skip(kind)
 
     def _described(self, compile_: Compile, body: Mapping[str, Any]) -> None:
         """Note the size of a tensor of the call: Dynamo logs the tensor first, then its source."""
@@ -205,8 +191,6 @@ class RowReader:
     def _orphan(self, row: Row) -> None:
         if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
             self.orphans.append(self._orphaned(row.payload or row.kind))
-        elif row.kind not in GRAPHS:
-            self._skip(row.kind)
 
     def _orphaned(self, text: str) -> str:
         lines = without_debug_context(text).splitlines(keepends=True)
@@ -216,10 +200,6 @@ class RowReader:
             else line
             for line in lines
         )
-
-    def _skip(self, kind: str) -> None:
-        if not _QUIET.fullmatch(kind):
-            self.unknown[kind] = self.unknown.get(kind, 0) + 1
 
 
 def _start(compile_: Compile, row: Row) -> None:

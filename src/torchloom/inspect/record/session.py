@@ -50,9 +50,7 @@ def build_session(collected: Collected) -> Session:
         reader.rewriting(rewriting)
     for row in collected.rows:
         reader.row(row)
-    session = Session(
-        num_resets=collected.num_resets, orphans=reader.orphans, unknown=reader.unknown
-    )
+    session = Session(num_resets=collected.num_resets, orphans=reader.orphans)
     _complete_entries(session, reader, hider, collected)
     add_passes_and_bodies(reader.compiles, collected.events)
     note_memory(session, collected.events)

@@ -1,4 +1,4 @@
-"""Hiding keys and attributes that came while the program ran, in all texts of a record alike.
+"""Hides keys and attributes that came while the program ran, in all texts of a record alike.
 
 Dynamo writes keys of dicts and names of attributes into the sources of guards, into names of graph inputs, into
 reasons and into bytecode. Where the source of the program says them, they are shown. A key that was read from
@@ -17,7 +17,7 @@ import linecache
 import re
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -50,8 +50,8 @@ class Words:
 
 
 def _words_of(code: CodeType) -> Iterator[str]:
-    yield from (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
-    yield code.co_name
+    yield from (code.co_name, *code.co_names, *code.co_varnames)
+    yield from (*code.co_freevars, *code.co_cellvars)
     yield from _words_in(code.co_consts)
 
 
@@ -77,17 +77,10 @@ def _given_words() -> frozenset[str]:
         *(collections.defaultdict, collections.OrderedDict, collections.deque),
         *(functools.partial, torch, torch.Tensor, torch.nn, torch.nn.functional, torch.nn.Module),
     )
-    module_code = [
-        each.__code__ for each in vars(torch.nn.Module).values() if isinstance(each, FunctionType)
-    ]
-    return frozenset(
-        {
-            *(name for owner in owners for name in dir(owner)),
-            *vars(torch.nn.Module()),
-            "cell_contents",
-            *(word for code in module_code for word in _words_of(code)),
-        }
-    )
+    methods = [each for each in vars(torch.nn.Module).values() if isinstance(each, FunctionType)]
+    words = [word for owner in owners for word in dir(owner)]
+    words += [word for each in methods for word in _words_of(each.__code__)]
+    return frozenset({*words, *vars(torch.nn.Module()), "cell_contents"})
 
 
 @functools.lru_cache(maxsize=256)
@@ -97,91 +90,46 @@ def _names_in(file: str) -> frozenset[str]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
-    return frozenset(_names_of(tree))
-
-
-def _names_of(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "arg", "name"):
-            name = getattr(node, field, None)
-            if isinstance(name, str):
-                yield name
+    fields = ("id", "attr", "arg", "name")
+    names = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 _LITERAL = r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
-QUOTED = re.compile(rf"(?<!\w){_LITERAL}")
-_SUBSCRIPT = re.compile(rf"(\w*)\[({_LITERAL}|\([^\[\]]*\))\]")
-_NAMED = re.compile(
-    rf"___(?:dict|set)_contains\(({_LITERAL}),"
-    rf"|(?:\b(?:get|has)attr|__getattribute__|set\.__contains__)\([^'\"]*(?:['\"][^'\"]*['\"][^'\"]*)*?, ({_LITERAL})\)"
+_QUOTED = re.compile(rf"(?<!\w){_LITERAL}")
+_TABLE = r"\._(?:modules|parameters|buffers)"
+_KEYS = re.compile(
+    # Names of arguments and globals, of modules, parameters, buffers and torch's classes are none.
+    rf"(?<![\w.\]'\"])[LG]\[{_LITERAL}\]|{_TABLE}(?:\[{_LITERAL}\]|\)\)\[\d+\] == .*)|<class '[^']*'>"
+    r"|(?<!['\"])\b(?:torch|utils_device)(?:\.\w+)+"
+    # Subscripts, first and last arguments of calls, elements of a dict's keys; attributes.
+    rf"|\[(?P<item>{_LITERAL}|\([^\[\]]*\))\]|\((?P<first>{_LITERAL}),|, (?P<last>{_LITERAL})\)"
+    r"|\)\[\d+\] == (?P<key>.*)|(?<=[\w\])])\.(?P<name>[A-Za-z_]\w*)",
+    re.S,
 )
-_KEYS = re.compile(r"list\(dict\.keys\((.*)\)\)\[\d+\] == (.*)", re.S)
-_ATTRIBUTE = re.compile(r"(?<=[\w\])])\.([A-Za-z_]\w*)")
-_BEGIN = re.compile(r"\b[LG](?=\[['\"])")
-_TORCHS = re.compile(r"<class '[^']*'>|(?<!['\"])\b(?:torch|utils_device)(?:\.\w+)+")
-_TABLES = ("_modules", "_parameters", "_buffers")
 
 
-class SourceKey(NamedTuple):
-    """A key or an attribute in the source of a value."""
-
-    key: str
-    begin: str = ""
-    """The source of what has it, where it is known."""
-    is_attribute: bool = False
-
-
-def keys_in(text: str) -> Iterator[SourceKey]:
+def keys_in(text: str) -> Iterator[str]:
     """Yield the keys and attributes by which the source of a value, or a check, names values.
 
-    Names of arguments and globals, and of modules, parameters and buffers, are none.
-
     Example:
-        >>> [each.key for each in keys_in("L['d']['a'].b")]
+        >>> list(keys_in("L['d']['a'].b"))
         ['a', 'b']
     """
-    text = _TORCHS.sub("", text)
-    by_key = _KEYS.fullmatch(text)
-    if by_key:
-        text = by_key.group(1)
-        if not text.endswith(_TABLES):
-            yield from map(SourceKey, strings_in(by_key.group(2)))
-    for match in _SUBSCRIPT.finditer(text):
-        before, inner = match.groups()
-        is_name = before in ("L", "G") and text[: match.start()][-1:] not in ("'", '"', "]", ".")
-        if is_name or before in _TABLES:
-            continue
-        begin = text[: match.start(2) - 1]
-        for key in strings_in(inner):
-            # What an object holds may be read as its attribute.
-            yield SourceKey(key, _path(begin), begin.endswith(".__dict__"))
-    for match in _NAMED.finditer(text):
-        for key in strings_in(match.group(1) or match.group(2)):
-            path = _path(text[: match.start(match.lastindex or 0)])
-            yield SourceKey(key, path, is_attribute="_contains" not in match.group())
-    # Dots within keys are none of attributes'.
-    bare = QUOTED.sub(lambda match: "'" + "_" * (len(match.group(0)) - 2) + "'", text)
-    for match in _ATTRIBUTE.finditer(bare):
-        yield SourceKey(match.group(1), _path(text[: match.start()]), is_attribute=True)
+    for match in _KEYS.finditer(text):
+        if match["name"]:
+            yield match["name"]
+        yield from _strings_in("".join(part for part in match.groups()[:4] if part))
 
 
-def _path(text: str) -> str:
-    """Return the end of a text from the argument or global on with which a source begins."""
-    begins = list(_BEGIN.finditer(text))
-    return text[begins[-1].start() :] if begins else ""
-
-
-def strings_in(code: str) -> Iterator[str]:
+def _strings_in(code: str) -> Iterator[str]:
     """Yield the values of the string literals in code, bytes as text."""
-    for match in QUOTED.finditer(code):
+    for literal in _QUOTED.findall(code):
         try:
-            value = ast.literal_eval(match.group(0))
+            value = ast.literal_eval(literal)
         except (ValueError, SyntaxError):
-            value = match.group(0)[1:-1]
+            value = literal[1:-1]
         yield value if isinstance(value, str) else value.decode("latin-1")
-
-
-_MESSAGE = re.compile(r"((?:Message: |with message |\(reason: ))(.*?)(\.?\)?)$", re.S)
 
 
 class Hider:
@@ -197,9 +145,18 @@ class Hider:
 
     def note(self, text: str) -> None:
         """Look for keys in the source of a value, or in a check of one."""
-        for found in keys_in(text):
-            if not self.words.knows(found.key):
-                self._note(found)
+        for key in keys_in(text):
+            if key not in self._labels and not self.words.knows(key):
+                label = self._labels[key] = f"key {len(self._labels) + 1}"
+                quoted = (repr(key), ascii(key), f'"{key}"', f"b{key!r}")
+                word = label.replace(" ", "_")
+                found = {
+                    **dict.fromkeys((key, _mangled(key)), word),
+                    **dict.fromkeys(quoted, f"<{label}>"),
+                    f".{key}": f".<{label}>",
+                }
+                self._forms |= {form.lower(): shown for form, shown in found.items() if form}
+                self._pattern = None
 
     def in_record(self, value: Any) -> None:
         """Remove the keys from all texts of a record, in place; the program's own source stays."""
@@ -212,31 +169,8 @@ class Hider:
             return text
         if self._pattern is None:
             forms = sorted(self._forms, key=len, reverse=True)
-            # A form is not found within a longer word; others of Python's names may go on behind it.
-            each = (
-                ("(?<![A-Za-z0-9])" if form[0].isalnum() else "")
-                + re.escape(form)
-                + ("(?![A-Za-z0-9])" if form[-1].isalnum() else "")
-                for form in forms
-            )
-            self._pattern = re.compile("|".join(each), re.IGNORECASE)
+            self._pattern = re.compile("|".join(map(_pattern_of, forms)), re.IGNORECASE)
         return self._pattern.sub(lambda match: self._forms[match.group(0).lower()], text)
-
-    def _note(self, found: SourceKey) -> None:
-        key, begin = found.key, found.begin
-        label = self._labels.setdefault(key, f"key {len(self._labels) + 1}")
-        word = label.replace(" ", "_")
-        forms = dict.fromkeys((repr(key), ascii(key), f'"{key}"', f"b{key!r}"), f"<{label}>")
-        if begin:  # the name that Dynamo makes of the source for the input of a graph
-            forms[_mangled(f"{begin} {key}")] = self.text(_mangled(begin)) + f"_{word}"
-        if key.isidentifier() or found.is_attribute:
-            forms[f".{key}"] = f".<{label}>"
-        if found.is_attribute:  # as bytecode is printed
-            forms |= {f"{sign}{key})": f"{sign}{word})" for sign in "( |"}
-        new = {form.lower(): stands for form, stands in forms.items() if form}
-        if any(form not in self._forms for form in new):
-            self._forms = {**new, **self._forms}
-            self._pattern = None
 
     def _clean(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -262,20 +196,34 @@ _SOURCES = frozenset(
 """Fields that hold places or text of the program's own source, or words of torchloom."""
 
 
-def told(text: str, words: Words) -> str:
-    """Return what Dynamo says of a graph break without the strings that the program made while running."""
-
-    def shown(match: re.Match[str]) -> str:
-        return match.group(0) if all(map(words.knows, strings_in(match.group(0)))) else "<str>"
-
-    message = _MESSAGE.search(text)
-    if message is None:
-        return QUOTED.sub(shown, text)
-    head, said, tail = message.groups()
-    kept = said if said in ("", "None") or words.knows(said) else "<str>"
-    return f"{QUOTED.sub(shown, text[: message.start()])}{head}{kept}{tail}"
+def _pattern_of(form: str) -> str:
+    """Return where a form of a key is one: within names that Dynamo makes, or alone in brackets as bytecode is printed."""
+    text = re.escape(form)
+    if form.startswith(("'", '"', "b'", 'b"')):
+        return text
+    if form.startswith("."):
+        return rf"{text}(?![a-z0-9])"
+    return rf"(?<=[a-z0-9]_){text}(?![a-z0-9])|(?<=[( |]){text}(?=\))"
 
 
 def _mangled(key: str) -> str:
     """Return a key as it stands in the name of a graph's input."""
     return re.sub(r"[^a-zA-Z0-9]+", "_", key).strip("_")
+
+
+_MESSAGE = re.compile(r"((?:Message: |with message |\(reason: ))(.*?)(\.?\)?)$", re.S)
+
+
+def told(text: str, words: Words) -> str:
+    """Return what Dynamo says of a graph break without the strings that the program made while running."""
+
+    def shown(match: re.Match[str]) -> str:
+        return match.group(0) if all(map(words.knows, _strings_in(match.group(0)))) else "<str>"
+
+    def message(match: re.Match[str]) -> str:
+        head, said, tail = match.groups()
+        return f"{head}{said if said in ('', 'None') or words.knows(said) else '<str>'}{tail}"
+
+    head = _MESSAGE.search(text)
+    end = head.start() if head else len(text)
+    return _QUOTED.sub(shown, text[:end]) + _MESSAGE.sub(message, text[end:])

@@ -108,23 +108,15 @@ _SOURCE_IN = re.compile(r"[LG](?:\[(?:'[^']*'|\"[^\"]*\"|\w+)\]|\.\w+)+")
 
 
 def _filled(reason: Reason, groups: dict[str, str]) -> Reason:
-    """Fill the groups of a sentence into its reason: `s` and `o` are sources, `m` is a mark on dims."""
+    """Fill the groups of a sentence into its reason: `s` and `o` are sources."""
     shown = {name: value.strip().rstrip(".") for name, value in groups.items()}
     for name in ("s", "o"):
         shown[name] = source_in_words(groups[name].strip()) if groups.get(name) else ""
-    if "m" in groups:
-        shown["m"] = f"torch._dynamo.{_MARKS.get(groups['m'], 'mark_dynamic')}"
     filled = Reason(*(part.format(**shown) for part in reason))
     return filled._replace(expected=_SIZED.sub(r".size(\1)", filled.expected))
 
 
 _SIZED = re.compile(r"\.size\(\)\[(\d+)\]")
-_MARKS = {
-    "dynamo": "mark_dynamic, mark_static or decorators.mark_unbacked",
-    "static": "mark_static",
-    "unbacked": "decorators.mark_unbacked",
-    "weak_dynamic": "maybe_mark_dynamic",
-}
 
 
 def _size(s: str, i: str, e: str, a: str) -> Reason:
@@ -224,8 +216,10 @@ _HIGH = "the function treats sizes beyond this bound in another way: keep to one
 _EQUAL = "sizes that were equal are compiled as one: keep them equal, or mark both dynamic"
 _TENSORS = "each type makes an entry of its own: pass a tensor in each call"
 _CLASSES = "pass tensors of one class, such as plain tensors or parameters alone"
-_MARK = "call {m} on the tensors of all calls, or of none"
-_DIMS = "call {m} on the same dims in all calls"
+_MARK = (
+    "call torch._dynamo.mark_dynamic, mark_static or maybe_mark_dynamic on the same dims in all "
+    "calls, or in none"
+)
 _SAME = "pass the same object twice in each call, or in none"
 _NONES = "None and other values make entries of their own: pass few different ones"
 _ONE_OBJECT = "pass one and the same object"
@@ -266,13 +260,9 @@ _RULES: list[_Rule] = [
         r"expected type of '(?P<s>.+?)' to be .+ but found <class '(?P<a>.+?)'>",
         *("a tensor", "`{a}`", _TENSORS),
     ),
-    _rule(  # 2.11 and 2.12
-        r"hasattr\((?P<s>.+?), '_dynamo_(?P<m>\w+?)_indices'\) == False",
-        *("not marked by {m}", "marked by {m}", _MARK),
-    ),
     _rule(
-        r"\(?\((?P<s>.+?)\._dynamo_(?P<m>\w+?)_indices\.issubset\(\{(?P<d>.*?)\}\)\) if hasattr.*",
-        *("no dims but {d} marked by {m}", "other dims", _DIMS),
+        r".*_(?:dynamo_\w*indices|has_dynamo_dim_marking)\b.*",
+        *("the marks on dims that it had", "others", _MARK, "dims of a tensor"),
     ),
     _read(r"Duplicate tensors? found:? \[?(?P<names>.+?)\]?", _duplicates),
     _rule(
@@ -283,23 +273,6 @@ _RULES: list[_Rule] = [
     _rule(rf"{_SIZE} >= (?P<l>\d+)", "size({i}) >= {l}", "another size", _LOW),
     _rule(rf"{_SIZE} <= (?P<h>\d+)", "size({i}) <= {h}", "another size", _HIGH),
     _rule(rf"{_SIZE} == (?P<e>.*size\(\).*)", "size({i}) == {e}", "another size", _EQUAL),
-    _rule(
-        r"_dynamo_(?P<m>\w+?)_indices should be absent but is present on runtime tensor",
-        *("not marked by {m}", "marked by {m}", _MARK, "dims of a tensor"),
-    ),
-    _rule(
-        r"(?:.*\b)?_dynamo_(?P<m>\w+?)_indices\b.* is absent on runtime tensor",
-        *("marked by {m}", "not marked by {m}", _MARK, "dims of a tensor"),
-    ),
-    _rule(
-        r"_has_(?P<m>dynamo)_dim_marking is present on runtime tensor.*",
-        *("not marked by {m}", "marked by {m}", _MARK, "dims of a tensor"),
-    ),
-    _rule(
-        r"_dynamo_(?P<m>\w+?)_indices not a subset: runtime \{(?P<a>.+?)\} is not a subset of compiled"
-        r" \{(?P<d>.*)\}",
-        *("no dims but {d} marked by {m}", "dims {a}", _DIMS, "dims of a tensor"),
-    ),
     _read(r"GLOBAL_STATE[^:]*:(?P<what>.*)", _global_state),
     _rule(
         r"___check_torch_function_mode_stack\(\)",

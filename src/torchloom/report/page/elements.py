@@ -1,7 +1,7 @@
-"""Elements of the page as plain data, and the words for numbers in them.
+"""Elements of which views of the page consist, as plain data, and the words for numbers in them.
 
 A node is text, `[tag, *children]` with a tag as `p.told`, or `{"is": name, ...}`, which a component of the page's
-script draws. Texts of a record stay texts: the script makes no markup of them.
+script draws. Texts of a record stay texts: the script makes no markup of them. What has nothing to show is None.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def link(address: str, *children: Node) -> list[Any]:
     return ["a", address, *children]
 
 
-def section(title: str, *children: Node) -> list[Any]:
-    """Return a part of a view under its heading."""
-    return el("section", ["h2", title], *children)
+def section(title: str, *children: Node, none: str = "") -> Node:
+    """Return a part of a view under its heading; one without content says `none`, or is left out."""
+    shown = [child for child in children if child]
+    if shown or none:
+        return ["section", ["h2", title], *(shown or [empty(none)])]
+    return None
 
 
 def empty(text: str) -> list[Any]:
@@ -34,15 +37,20 @@ def empty(text: str) -> list[Any]:
     return ["p.empty", text]
 
 
+def told(*text: Node) -> list[Any]:
+    """Return a sentence about what stands below it."""
+    return ["p.told", *text]
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[Node]], name: str = "") -> Node:
     """Return a table; names of columns of numbers begin with `#`."""
-    return {"is": "Table", "columns": columns, "rows": rows, "name": name}
+    return {"is": "Table", "columns": columns, "rows": rows, "name": name} if rows else None
 
 
-def pairs(rows: Iterable[tuple[Node, Node]], name: str = "") -> list[Any]:
+def pairs(rows: Iterable[tuple[Node, Node]], name: str = "") -> Node:
     """Return names with their values, without those that have none."""
-    kept = [(key, value) for key, value in rows if value not in (None, "")]
-    return el(f"dl{name}", *(["div", ["dt", key], ["dd", value]] for key, value in kept))
+    kept = [["div", ["dt", key], ["dd", value]] for key, value in rows if value]
+    return [f"dl{name}", *kept] if kept else None
 
 
 def choice(label: str, options: Sequence[tuple[str, Node]], first: int = -1) -> Node:
@@ -73,14 +81,9 @@ def stacked(
     shown = [part for part in parts if part[1] > 0]
     total = sum(value for _, value, _, _ in shown)
     whole = max(total, limit[0] if limit else 0) or 1
-    rows = [
-        [
-            ["", [f"span.swatch.{color}"], name],
-            show(value),
-            percent(value, total),
-            ["span.faint", note],
-        ]
-        for name, value, color, note in shown
+    rows: list[list[Node]] = [
+        [["", [f"span.swatch.{color}"], name], show(v), percent(v, total), ["span.faint", note]]
+        for name, v, color, note in shown
     ]
     bar = {
         "is": "Stacked",
@@ -88,14 +91,18 @@ def stacked(
         "parts": [[100 * v / whole, color, f"{name}: {show(v)}"] for name, v, color, _ in shown],
         "limit": [100 * limit[0] / whole, limit[1]] if limit else None,
     }
-    heads = [columns[0], f"#{columns[1]}", "#share", "what it is"]
-    return ["", bar, table(heads, rows, "parts")]
+    return ["", bar, table([columns[0], f"#{columns[1]}", "#share", "what it is"], rows, "parts")]
 
 
 def prose(text: str) -> list[Any]:
     """Return a sentence with what stands in backticks as code."""
-    parts = re.split(r"(`[^`]+`)", text)
-    return ["", *(["code", part[1:-1]] if re.match(r"`.+`$", part) else part for part in parts)]
+    parts = re.split(r"`([^`]+)`", text)
+    return ["", *(["code", part] if i % 2 else part for i, part in enumerate(parts))]
+
+
+def few(shown: Sequence[str], most: int = 4) -> str:
+    """Return the first of several texts on one line."""
+    return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 
 def count(number: int, word: str, many: str | None = None) -> str:
@@ -128,11 +135,15 @@ def size(value: float) -> str:
 
 def rounded(value: float) -> str:
     """Return a number with three digits, or all of those before the point."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
 
 
 def percent(part: float, whole: float) -> str:
     """Return a share as text."""
     return f"{100 * part / (whole or 1):.1f}%"
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as it is, None for anything else: records may be anybody's files."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and abs(value) < 2.0**63 else None

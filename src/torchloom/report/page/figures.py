@@ -9,23 +9,36 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchloom.errors import RecordError
 from torchloom.files import read_json_lines
 from torchloom.records import Session, load_record
+from torchloom.report.page.elements import number
+from torchloom.report.page.memory import peaks_of
+from torchloom.report.page.steps import rows_of
 
 _MAX_POINTS = 1500
 """Steps drawn in a curve; of longer runs, evenly spaced ones."""
 _PROCESSORS = frozenset({"x86_64", "AMD64", "aarch64", "arm64"})
 """What `Session.device` says without an accelerator: memory is then that of the process."""
 _GIB = 1 << 30
+_COLUMNS = {
+    "step": ("step", "step", 1),
+    "seconds": ("step_time_s", "seconds", 1),
+    "loss": ("loss", "loss", 1),
+    "tokens_per_s": ("tokens_per_s", "tokens_per_second", 1),
+    "mfu": ("mfu", "mfu", 1),
+    "memory_bytes": ("memory_gib", "peak_bytes", _GIB),
+    "peak_bytes": ("peak_memory_gib", "peak_bytes", _GIB),
+}
+"""A step's numbers: names in the metrics file and in the event, and the unit of the file."""
+Row = dict[str, float | None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """The median of some values, and the range of their middle half."""
 
     median: float
@@ -34,8 +47,7 @@ class Spread:
     num: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankFigures:
+class RankFigures(NamedTuple):
     """Seconds per step of one rank."""
 
     rank: int
@@ -70,7 +82,7 @@ class RunFigures:
     predicted_s: float | None
     """Time of forward and backward by the plan."""
     measured_s: float | None
-    ranks: list[RankFigures] = field(default_factory=list)
+    ranks: list[RankFigures]
 
 
 def run_figures(session: Session, folder: str | Path | None = None) -> RunFigures | None:
@@ -80,28 +92,41 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
         session: the record of one rank.
         folder: of the run; its metrics and the records of other ranks are read.
     """
-    ended = _told(session, "StepEnded")
+    ended = rows_of(session, "StepEnded")
     rows = [] if folder is None else read_json_lines(Path(folder) / "metrics.jsonl")
-    steps = _steps(rows, ended)
-    if not (steps or session.standing or _told(session, "PhaseRan")):
+    steps = [
+        {name: _scaled(row.get(of), unit) for name, (of, _, unit) in _COLUMNS.items()}
+        for row in rows
+        if row.get("kind") == "step"
+    ]
+    steps = steps or [
+        {name: number(row.get(of)) for name, (_, of, _) in _COLUMNS.items()} for row in ended
+    ]
+    steps = [row for row in steps if row["step"] is not None]
+    if not (steps or session.standing or rows_of(session, "PhaseRan")):
         return None
+    evals: list[Row] = [
+        {"step": number(row.get("step")), "loss": number(row.get("heldout_loss"))}
+        for row in rows
+        if row.get("kind") == "eval"
+    ]
     compiled = _compiling_steps(ended)
     steady = [row for row in steps if row["step"] not in compiled] or steps
-    newest = _newest(session)
-    peaks = [newest.get("peak_bytes"), *(row["peak_bytes"] for row in steps)]
-    standing = session.standing[-1] if session.standing else None
+    newest = _newest([*ended, *rows_of(session, "PlanCompared")])
+    foretold = [each.total for each in peaks_of(session).values()] if session.standing else []
+    peaks = _known([newest.get("peak_bytes"), *(row["peak_bytes"] for row in steps)])
     return RunFigures(
         world_size=session.world_size,
         curves=_thinned(steps),
-        heldout=_thinned(_evals(rows)),
+        heldout=_thinned(evals),
         num_compiled=len(steps) - len(steady),
         step_s=_spread(row["seconds"] for row in steady),
         tokens_per_s=_median(row["tokens_per_s"] for row in steady),
         mfu=_median(row["mfu"] for row in steady),
-        budget_bytes=None if standing is None else standing.budget_bytes,
-        predicted_bytes=newest.get("predicted_peak_bytes", _predicted_bytes(session)),
+        budget_bytes=session.standing[-1].budget_bytes if session.standing else None,
+        predicted_bytes=newest.get("predicted_peak_bytes", foretold[-1] if foretold else None),
         measured_bytes=newest.get("measured_peak_bytes"),
-        memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        memory_bytes=max(peaks, default=None),
         is_process_memory=session.device in _PROCESSORS,
         predicted_s=newest.get("predicted_seconds"),
         measured_s=newest.get("measured_seconds"),
@@ -109,49 +134,15 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
     )
 
 
-def _steps(
-    rows: Sequence[Mapping[str, Any]], ended: Sequence[Mapping[str, Any]]
-) -> list[dict[str, float | None]]:
-    """Return the steps of the metrics file, or else those of the record."""
-    steps = [_of_metrics(row) for row in rows if row.get("kind") == "step"]
-    steps = steps or [_of_event(row) for row in ended]
-    return [row for row in steps if row["step"] is not None]
+def _scaled(value: Any, unit: int) -> float | None:
+    known = number(value)
+    return None if known is None else known * unit
 
 
-def _evals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
-    return [
-        {"step": number(row.get("step")), "loss": number(row.get("heldout_loss"))}
-        for row in rows
-        if row.get("kind") == "eval"
-    ]
-
-
-def _newest(session: Session) -> dict[str, float]:
-    """Return the last number that steps and comparisons with the plan told under each name."""
-    found: dict[str, float] = {}
-    for row in [*_told(session, "StepEnded"), *_told(session, "PlanCompared")]:
-        numbers = {str(name): number(value) for name, value in row.items()}
-        found.update({name: value for name, value in numbers.items() if value is not None})
-    return found
-
-
-def _of_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
-    memory, peak = number(row.get("memory_gib")), number(row.get("peak_memory_gib"))
-    return {
-        "step": number(row.get("step")),
-        "seconds": number(row.get("step_time_s")),
-        "loss": number(row.get("loss")),
-        "tokens_per_s": number(row.get("tokens_per_s")),
-        "mfu": number(row.get("mfu")),
-        "memory_bytes": None if memory is None else memory * _GIB,
-        "peak_bytes": None if peak is None else peak * _GIB,
-    }
-
-
-def _of_event(row: Mapping[str, Any]) -> dict[str, float | None]:
-    names = {"tokens_per_s": "tokens_per_second", "memory_bytes": "peak_bytes"}
-    wanted = ("step", "seconds", "loss", "tokens_per_s", "mfu", "memory_bytes", "peak_bytes")
-    return {name: number(row.get(names.get(name, name))) for name in wanted}
+def _newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the last number that rows tell under each name."""
+    numbers = ((name, number(value)) for row in rows for name, value in row.items())
+    return {name: value for name, value in numbers if value is not None}
 
 
 def _compiling_steps(ended: Sequence[Mapping[str, Any]]) -> set[float | None]:
@@ -165,23 +156,9 @@ def _compiling_steps(ended: Sequence[Mapping[str, Any]]) -> set[float | None]:
     return found
 
 
-def _predicted_bytes(session: Session) -> int | None:
-    """Return the predicted peak of the newest graph with what stands beside it."""
-    if not session.standing:
-        return None
-    standing = session.standing[-1]
-    beside, within = 0, session.peaks[-1].peak_bytes if session.peaks else 0
-    if session.plans:
-        plan = session.plans[-1]
-        beside = sum(plan.resident.values()) + sum(plan.pieces.values())
-        within = plan.batch_bytes + plan.peak_bytes
-    return standing.base_bytes + beside + max(standing.step_bytes, within)
-
-
 def _ranks(session: Session, folder: str | Path | None) -> list[RankFigures]:
     sessions = {session.rank: session}
-    others = [] if folder is None else sorted(Path(folder).glob("record-rank*.json"))
-    for path in others:
+    for path in [] if folder is None else sorted(Path(folder).glob("record-rank*.json")):
         try:
             other = load_record(path)
         except RecordError:
@@ -201,50 +178,34 @@ def _rank(session: Session) -> RankFigures | None:
     spread = _spread(seconds for _, seconds in times)
     if spread is None:
         return None
-    moves = _told(session, "CollectiveRan")
-    ends = [(number(move.get("wait_s")), number(move.get("end_s"))) for move in moves]
+    moves = rows_of(session, "CollectiveRan", "wait_s", "end_s")
     waits = [
-        sum(
-            max(0.0, end - wait)
-            for wait, end in ends
-            if wait is not None and end is not None and at_s - seconds < end <= at_s
-        )
-        for at_s, seconds in times
+        sum(max(0.0, d["end_s"] - d["wait_s"]) for d in moves if at_s - long < d["end_s"] <= at_s)
+        for at_s, long in times
     ]
-    works = [seconds - wait for (_, seconds), wait in zip(times, waits, strict=True)]
-    return RankFigures(
-        rank=session.rank,
-        step_s=spread,
-        waits_s=statistics.median(waits),
-        works_s=statistics.median(works),
-    )
+    works = [long - wait for (_, long), wait in zip(times, waits, strict=True)]
+    return RankFigures(session.rank, spread, statistics.median(waits), statistics.median(works))
 
 
-def _told(session: Session, kind: str) -> list[dict[str, Any]]:
-    return [row.data for row in session.events if row.kind == kind]
-
-
-def _thinned(rows: Sequence[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
+def _thinned(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     """Return rows as columns, without those that no screen has room for; the last one stays."""
     every = max(1, math.ceil(len(rows) / _MAX_POINTS))
-    kept = [row for i, row in enumerate(reversed(rows)) if i % every == 0][::-1]
+    kept = rows[::-1][::every][::-1]
     return {name: [row[name] for row in kept] for name in (kept[0] if kept else ())}
 
 
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _spread(values: Iterable[float | None]) -> Spread | None:
-    known = sorted(value for value in values if value is not None)
+    known = sorted(_known(values))
     if not known:
         return None
     low, high = known[len(known) // 4], known[(3 * len(known) - 1) // 4]
-    return Spread(median=statistics.median(known), low=low, high=high, num=len(known))
+    return Spread(statistics.median(known), low, high, len(known))
 
 
 def _median(values: Iterable[float | None]) -> float | None:
     spread = _spread(values)
     return None if spread is None else spread.median
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number as it is, None for anything else."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and abs(value) < 2.0**63 else None

@@ -7,23 +7,24 @@ from collections.abc import Callable, Sequence
 from torchloom.report.page.elements import (
     Node,
     count,
-    el,
-    empty,
     percent,
+    prose,
     rounded,
     seconds,
     section,
     size,
     table,
+    told,
 )  # fmt: skip
 from torchloom.report.page.figures import RunFigures
 
-_BUDGET: Node = ["", "set ", ["code", "compile.memory_budget"]]
-_CURVES = (
-    ("Loss over steps", "loss"),
-    ("Tokens per second over steps", "tokens_per_s"),
-    ("Memory over steps", "memory_bytes"),
-)
+_BUDGET: Node = prose("set `compile.memory_budget`")
+_CURVES = {
+    "loss": "Loss over steps",
+    "tokens_per_s": "Tokens per second over steps",
+    "memory_bytes": "Memory over steps",
+}
+Values = Sequence[float | None]
 
 
 def headline(run: RunFigures) -> Node:
@@ -35,7 +36,11 @@ def headline(run: RunFigures) -> Node:
         [
             "div.columns",
             section("Predicted and measured", _predictions(run)),
-            section("Ranks", *_ranks(run)),
+            section(
+                "Ranks",
+                *_ranks(run),
+                none="No rank recorded its steps: torchloom train --report, or an engine in a watch.",
+            ),
         ],
     ]
 
@@ -43,66 +48,63 @@ def headline(run: RunFigures) -> Node:
 def curves(runs: Sequence[tuple[str, RunFigures]]) -> Node:
     """Return one chart for each quantity, with a line for each run."""
     charts = []
-    for title, key in _CURVES:
-        lines = []
+    for key, title in _CURVES.items():
+        lines: list[tuple[str, dict[float | None, float | None]]] = []
         for name, run in runs:
-            lines.append((name or "training", run.curves.get("step"), run.curves.get(key)))
+            lines.append((name or "training", _by_step(run.curves, key)))
             if key == "loss":
-                held_out = f"{name} held-out".strip()
-                lines.append((held_out, run.heldout.get("step"), run.heldout.get("loss")))
-        full = [line for line in lines if len(_known(line[2])) > 1]
-        if full:
-            charts.append(_curve(title, key, full))
+                lines.append((f"{name} held-out".strip(), _by_step(run.heldout, key)))
+        full = [(label, at) for label, at in lines if len(_known([*at.values()])) > 1]
+        xs = sorted({x for _, at in full for x in at if x is not None})
+        chart = {
+            "is": "LineChart", "title": title, "x": "step", "xs": xs, "small": True,
+            "series": [{"label": label, "ys": [at.get(x) for x in xs]} for label, at in full],
+            "shows": "bytes" if key == "memory_bytes" else "number",
+        }  # fmt: skip
+        charts += [chart] if full else []
     return ["div.curves", *charts] if charts else None
 
 
-def _curve(title: str, key: str, lines: Sequence[tuple]) -> Node:
-    xs = sorted({x for _, own, _ in lines for x in own})
-    found = [(label, dict(zip(own, ys, strict=True))) for label, own, ys in lines]
-    series = [{"label": label, "ys": [at.get(x) for x in xs]} for label, at in found]
-    shows = "bytes" if key == "memory_bytes" else "number"
-    return {
-        "is": "LineChart", "title": title, "x": "step", "xs": xs, "series": series, "shows": shows,
-        "small": True,
-    }  # fmt: skip
+def _by_step(columns: dict[str, list[float | None]], key: str) -> dict[float | None, float | None]:
+    return dict(zip(columns.get("step", ()), columns.get(key, ()), strict=True))
 
 
-def _known(values: Sequence[float | None] | None) -> list[float]:
-    return [value for value in values or () if value is not None]
+def _known(values: Values) -> list[float]:
+    return [value for value in values if value is not None]
 
 
-def _figure(name: str, value: str | None, note: str, missing: Node, is_bad: bool = False) -> Node:
+def _figure(name: str, value: str | None, note: str, missing: str, is_bad: bool = False) -> Node:
     """Return a figure under its name, with a note; without a value, what records it."""
-    kind = "div.figure.none" if value is None else "div.figure.bad" if is_bad else "div.figure"
-    shown = ["strong", "not recorded" if value is None else value]
-    return [kind, ["span", name], shown, ["small", missing if value is None else note]]
+    if value is None:
+        shown = ["strong", "not recorded"], ["small", prose(missing)]
+        return ["div.figure.none", ["span", name], *shown]
+    kind = "div.figure.bad" if is_bad else "div.figure"
+    return [kind, ["span", name], ["strong", value], ["small", note]]
 
 
 def _step(run: RunFigures) -> Node:
-    missing, step = "torchloom train and engines record steps", run.step_s
-    if step is None:
-        return _figure("step time", None, "", missing)
-    left = f", {run.num_compiled} that compiled left out" if run.num_compiled else ""
-    half = f"middle half {seconds(step.low)} to {seconds(step.high)}"
-    note = f"{half}; {count(step.num, 'step')}{left}"
-    return _figure("step time", seconds(step.median), note, missing)
+    value, note, step = None, "", run.step_s
+    if step is not None:
+        left = f", {run.num_compiled} that compiled left out" if run.num_compiled else ""
+        half = f"middle half {seconds(step.low)} to {seconds(step.high)}"
+        value, note = seconds(step.median), f"{half}; {count(step.num, 'step')}{left}"
+    return _figure("step time", value, note, "torchloom train and engines record steps")
 
 
 def _tokens(run: RunFigures) -> Node:
     value = None if run.tokens_per_s is None else rounded(run.tokens_per_s)
     note = "all ranks together" if run.mfu is None else f"all ranks; {100 * run.mfu:.1f}% MFU"
-    missing = ["", "needs token ids, and ", ["code", "gradient_clipping"]]
-    return _figure("tokens/s", value, note, missing)
+    return _figure("tokens/s", value, note, "needs token ids, and `gradient_clipping`")
 
 
 def _loss(run: RunFigures) -> Node:
-    held_out = _ends(run.heldout.get("loss"))
+    held_out = _ends(run.heldout.get("loss", ()))
     note = f"held-out {held_out}" if held_out else "training loss, mean of all ranks"
-    missing = ["", "set ", ["code", "gradient_clipping"]]
-    return _figure("loss, first → last", _ends(run.curves.get("loss")), note, missing)
+    loss = _ends(run.curves.get("loss", ()))
+    return _figure("loss, first → last", loss, note, "set `gradient_clipping`")
 
 
-def _ends(values: Sequence[float | None] | None) -> str | None:
+def _ends(values: Values) -> str | None:
     known = _known(values)
     return f"{rounded(known[0])} → {rounded(known[-1])}" if known else None
 
@@ -112,19 +114,18 @@ def _memory(run: RunFigures) -> Node:
     is_measured = run.measured_bytes is not None
     peak = run.measured_bytes if is_measured else run.predicted_bytes
     limit = run.budget_bytes or (run.predicted_bytes if is_measured else None)
-    notes = ["tensors; no budget"]
-    if limit is not None and peak is not None:
-        what = "predicted" if run.budget_bytes is None else "budget"
-        notes = [f"{percent(peak, limit)} of {size(limit)} {what}"]
+    is_known = limit is not None and peak is not None
+    what = "predicted" if run.budget_bytes is None else "budget"
+    note = f"{percent(peak, limit)} of {size(limit)} {what}" if is_known else "tensors; no budget"
     if run.memory_bytes is not None:
         own = "the whole process" if run.is_process_memory else "allocated"
-        notes.append(f"{own} {size(run.memory_bytes)}")
+        note += f"; {own} {size(run.memory_bytes)}"
     return _figure(
         f"peak memory, {'measured' if is_measured else 'predicted'}",
         None if peak is None else size(peak),
-        "; ".join(notes),
+        note,
         "a compiled engine records it",
-        is_bad=peak is not None and limit is not None and peak > limit,
+        is_bad=is_known and peak > limit,
     )
 
 
@@ -150,9 +151,7 @@ def _predictions(run: RunFigures) -> Node:
 
 def _ranks(run: RunFigures) -> list[Node]:
     if not run.ranks:
-        return [
-            empty("No rank recorded its steps: torchloom train --report, or an engine in a watch.")
-        ]
+        return []
     by_work = sorted(run.ranks, key=lambda each: each.works_s)
     fastest, slowest, num = by_work[0], by_work[-1], len(run.ranks)
     more = percent(slowest.works_s - fastest.works_s, fastest.works_s)
@@ -166,12 +165,12 @@ def _ranks(run: RunFigures) -> list[Node]:
         ]
         for each in run.ranks
     ]
-    told = f"In {count(slowest.step_s.num, 'step')} while watched."
+    watched = f"In {count(slowest.step_s.num, 'step')} while watched."
     if num < run.world_size:
-        told += f" {num} of {run.world_size} ranks recorded: open torchloom.watch(path) on each."
+        watched += f" {num} of {run.world_size} ranks recorded: open torchloom.watch(path) on each."
     slow = f": it works {seconds(slowest.works_s)} of a step, {more} more than rank {fastest.rank}."
     return [
         ["p", ["strong", f"Rank {slowest.rank} is the slowest"], slow] if num > 1 else None,
         table(["rank", "#median step", "#middle half", "#works", "#waits"], rows, "ranks"),
-        el("p.told", told),
+        told(watched),
     ]

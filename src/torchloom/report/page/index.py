@@ -20,9 +20,9 @@ class EntryItem:
     id: str
     name: str
 
-    def address(self, part: str = "") -> str:
-        """Return the address of its view, or of a part of that."""
-        return f"entry/{_quoted(self.id)}" + (f"/{part}" if part else "")
+    def address(self) -> str:
+        """Return the address of its view."""
+        return f"entry/{_quoted(self.id)}"
 
     @property
     def compile_s(self) -> float:
@@ -49,9 +49,8 @@ class FunctionItem:
 
     @property
     def name(self) -> str:
-        """What Dynamo calls torch_dynamo_resume_in_f_at_3 is the rest of f behind a graph break."""
-        rest = re.match(r"torch_dynamo_resume_in_(.+)_at_(\d+)$", self.fn.name)
-        return f"{rest[1]}, from line {self.fn.line or rest[2]} on" if rest else self.fn.name
+        """Its name; that of what it continues where it is the rest of a function."""
+        return rest_name(self.fn.name, self.fn.line)
 
     def link(self) -> list[str]:
         """Return a link to its view."""
@@ -93,14 +92,13 @@ class Index:
         self.breaks = self._breaks()
         paths = [PurePosixPath(i.fn.file) for i in self.functions if i.fn.file.startswith("/")]
         own = [set(p.parents) for p in paths if "site-packages" not in p.parts]
-        shared = set.intersection(*own) if own else set()
-        root = max(map(str, shared), key=len, default="/")
-        self.root = f"{root}/" if root != "/" else ""
+        root = max(map(str, set.intersection(*own)), key=len) if own else "/"
+        self._root = f"{root}/" if root != "/" else ""
 
     def short(self, place: str) -> str:
         """Return a path without the folder that all files share; of one elsewhere, its end."""
-        if self.root and place.startswith(self.root):
-            return place.removeprefix(self.root)
+        if self._root and place.startswith(self._root):
+            return place.removeprefix(self._root)
         installed = re.sub(r"^.*/site-packages/", "", place)
         return re.sub(r"^/.*?((?:/[^/]+){3})$", r"…\1", installed)
 
@@ -113,10 +111,9 @@ class Index:
         item = FunctionItem(fn=function, parent=parent, depth=depth, id=address)
         self.functions.append(item)
         for entry in function.entries:
-            epoch = f"@{entry.epoch}" if entry.epoch else ""
-            name = self._unique("entry", entry.compile_id.replace("/", "-") + epoch)
-            told = entry.compile_id + epoch
-            item.entries.append(EntryItem(entry=entry, owner=item, id=name, name=told))
+            name = entry.compile_id + (f"@{entry.epoch}" if entry.epoch else "")
+            address = self._unique("entry", name.replace("/", "-"))
+            item.entries.append(EntryItem(entry=entry, owner=item, id=address, name=name))
         self.entries += item.entries
         for child in function.children:
             self._add(child, item, depth + 1)
@@ -131,9 +128,9 @@ class Index:
     def _breaks(self) -> list[BreakItem]:
         found: dict[tuple[str, str], BreakItem] = {}
         for owner in self.functions:
-            own: list[tuple[Break, EntryItem | None]] = [(each, None) for each in owner.fn.breaks]
-            own += [(each, item) for item in owner.entries for each in item.entry.breaks]
-            for each, item in own:
+            rows: list[tuple[list[Break], EntryItem | None]] = [(owner.fn.breaks, None)]
+            rows += [(item.entry.breaks, item) for item in owner.entries]
+            for each, item in ((each, item) for breaks, item in rows for each in breaks):
                 key = (each.gb_type or each.reason, each.place)
                 seen = found.setdefault(key, BreakItem(each=each, owner=owner, item=item))
                 seen.count += each.count
@@ -153,10 +150,17 @@ def nested(entry: Entry) -> list[Lane]:
             around.pop()
         if around:
             around[-1].own_s -= max(0.0, min(start + long, around[-1].end) - start)
-        own = Lane(name=span.name, start=start, end=start + long, lane=len(around), own_s=long)
-        found.append(own)
-        around.append(own)
+        around.append(
+            Lane(name=span.name, start=start, end=start + long, lane=len(around), own_s=long)
+        )
+        found.append(around[-1])
     return found
+
+
+def rest_name(name: str, line: int) -> str:
+    """Return the name of a function: torch_dynamo_resume_in_f_at_3 is the rest of f behind a graph break."""
+    rest = re.match(r"torch_dynamo_resume_in_(.+)_at_(\d+)$", name)
+    return f"{rest[1]}, from line {line or rest[2]} on" if rest else name
 
 
 def _quoted(text: str) -> str:

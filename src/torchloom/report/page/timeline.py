@@ -1,27 +1,25 @@
-"""Bars over time: phases and collectives of a run beside compiles and passes, and the spans of a compile."""
+"""What happened when: bars over time, and torchloom's own events in words with times from the start of their step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from torchloom.report.page.elements import count, seconds, size
-from torchloom.report.page.events import move_text, what_moves
-from torchloom.report.page.figures import number
+from torchloom.records import EventRow
+from torchloom.report.page.elements import count, number, rounded, seconds, size
 from torchloom.report.page.index import EntryItem, Index, Lane, nested
-from torchloom.report.page.steps import (
-    MeasuredSteps,
-    in_order,
-    is_evaluation,
-    params_of,
-)  # fmt: skip
+from torchloom.report.page.steps import MeasuredSteps, begin_of, moved_layer, params_of
 
-_PHASES = {"forward": "c3", "backward": "c4", "step": "c5"}
-_MOVES = {"gather": "c0", "reduce": "c1", "sync": "c2"}
+_COLOURS = {
+    "forward": "c3", "backward": "c4", "step": "c5", "gather": "c0", "reduce": "c1", "sync": "c2",
+}  # fmt: skip
 _MOST_MOVE_LANES = 12
 _COMPILE_DEPTH = 5
 """Lanes of a compile where nothing else is shown; each entry has a chart of all its spans."""
+_MAX_VALUE = 300
+Data = Mapping[str, Any]
 Bar = dict[str, Any]
 """lane, start, end, name, color, title; `thin` where other work goes on beside it."""
 
@@ -29,26 +27,30 @@ Bar = dict[str, Any]
 def timeline(index: Index, run: MeasuredSteps) -> dict[str, Any]:
     """Return the lanes and bars of a record, its steps, and which of them come after the last compile."""
     groups = list(run_bars(index, run, _MOST_MOVE_LANES).items())
-    is_run = bool(run.all_phases or run.all_moves)
-    depth = 1 if is_run else _COMPILE_DEPTH
-    compiles = [bar for item in index.entries for bar in _compile(item, depth)]
+    depth = 1 if run.all_phases or run.all_moves else _COMPILE_DEPTH
+    compiles = [
+        _span(
+            s,
+            f" of entry {item.name} of {item.owner.name}",
+            "" if s.lane else f"compile {item.name}",
+        )
+        for item in index.entries
+        for s in nested(item.entry)
+        if s.lane < depth
+    ]
     groups.insert(1 if run.all_phases else 0, ("compile", compiles))
     lanes: list[str] = []
     bars: list[Bar] = []
     for name, own in groups:
         bars += [bar | {"lane": bar["lane"] + len(lanes)} for bar in own]
         lanes += [name, *[""] * max(bar["lane"] for bar in own)] if own else []
-    return {
-        "lanes": lanes,
-        "bars": bars,
-        "steps": [[step.step, step.start, step.end] for step in run.all],
-        "steady": run.all.index(run.steady[0]) if run.steady else None,
-    }
+    steady = run.all.index(run.steady[0]) if run.steady else None
+    return {"lanes": lanes, "bars": bars, "steps": [list(s) for s in run.all], "steady": steady}
 
 
 def compile_bars(item: EntryItem) -> list[Bar]:
     """Return the spans of an entry's compile."""
-    return [_span(span, span.name, "") for span in nested(item.entry)]
+    return [_span(span) for span in nested(item.entry)]
 
 
 def run_bars(index: Index, run: MeasuredSteps, most_lanes: int) -> dict[str, list[Bar]]:
@@ -59,78 +61,175 @@ def run_bars(index: Index, run: MeasuredSteps, most_lanes: int) -> dict[str, lis
         run: its steps.
         most_lanes: of one sort of collectives; of more at once, the rest lie on the last.
     """
-    moves = run.all_moves
-    found = {"phases": _phases(run.all_phases), "torchloom": _own_work(index)}
-    for op in sorted({d["op"] for d in moves}):
-        found[op] = _placed(op, [d for d in moves if d["op"] == op], most_lanes)
+    found = {
+        "phases": [_phase(run, d) for d in run.all_phases],
+        "torchloom": [bar for row in index.session.events for bar in _own_work(row)],
+    }
+    for op in sorted({d["op"] for d in run.all_moves}):
+        found[op] = _placed(op, [d for d in run.all_moves if d["op"] == op], most_lanes)
     return {name: own for name, own in found.items() if own}
+
+
+def event_rows(events: list[EventRow], run: MeasuredSteps) -> list[tuple[str, str, str]]:
+    """Return when each event began, its name and what it tells."""
+    first = min(map(begin_of, events), default=0.0)
+
+    def when(row: EventRow) -> str:
+        at = begin_of(row)
+        own = run.at(at)
+        # Outside of all steps: from the start of the record.
+        return f"step {own.step} + {seconds(at - own.start)}" if own else seconds(at - first)
+
+    return [(when(row), _WORDS.get(row.kind, (row.kind,))[0], event_text(row)) for row in events]
+
+
+def event_text(row: EventRow) -> str:
+    """Return what happened; of an event that is not known here, or is damaged, its fields."""
+    try:
+        return _WORDS[row.kind][1](row.data)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        told = {key: value for key, value in row.data.items() if value is not None}
+        shown = {key: json.dumps(value, default=str)[:_MAX_VALUE] for key, value in told.items()}
+        return ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
+def carried(d: Data) -> str:
+    """Return in few words what a collective carries: a parameter, a layer, from which to which."""
+    params = params_of(d)
+    if len(params) > 1:
+        return f"{moved_layer(params)} ({len(params)} parameters)"
+    return params[0] if params else count(d["num_tensors"], "tensor")
 
 
 def _bar(lane: int, start: float, end: float, name: str, color: str, title: str) -> Bar:
     return {"lane": lane, "start": start, "end": end, "name": name, "color": color, "title": title}
 
 
-def _phases(phases: Sequence[Any]) -> list[Bar]:
-    found, ordered = [], in_order(phases)
-    for i, d in enumerate(ordered):
-        step, phase, start = d["step"] + 1, d["phase"], d["start_s"]
-        is_eval = is_evaluation(ordered, i)
-        name = "evaluate" if is_eval else f"{phase} {step}"
-        what = "forward without backward" if is_eval else phase
-        title = f"step {step}, {what}: {seconds(d['duration_s'])}"
-        found.append(_bar(0, start, start + d["duration_s"], name, _PHASES.get(phase, "c5"), title))
-    return found
+def _phase(run: MeasuredSteps, d: Data) -> Bar:
+    step, phase, start = int(d["step"]) + 1, d["phase"], d["start_s"]
+    is_evaluation = phase == "forward" and run.all and run.at(start) is None
+    name = "evaluate" if is_evaluation else f"{phase} {step}"
+    title = f"step {step}, {'evaluation' if is_evaluation else phase}: {seconds(d['duration_s'])}"
+    return _bar(0, start, start + d["duration_s"], name, _COLOURS.get(phase, "c5"), title)
 
 
-def _span(span: Lane, name: str, where: str, color: str = "") -> Bar:
-    color = color or f"c{crc32(span.name.encode()) % 6}"
+def _span(span: Lane, where: str = "", name: str = "") -> Bar:
+    color = "c5" if name else f"c{crc32(span.name.encode()) % 6}"
     title = f"{span.name}{where}: {seconds(span.end - span.start)}"
-    return _bar(span.lane, span.start, span.end, name, color, title)
+    return _bar(span.lane, span.start, span.end, name or span.name, color, title)
 
 
-def _compile(item: EntryItem, depth: int) -> list[Bar]:
-    where = f" of entry {item.name} of {item.owner.name}"
-    return [
-        _span(s, s.name, where) if s.lane else _span(s, f"compile {item.name}", where, "c5")
-        for s in nested(item.entry)
-        if s.lane < depth
-    ]
+def _own_work(row: EventRow) -> list[Bar]:
+    """Return the bar of a pass or of what measures operators: they tell when they ended and how long they took."""
+    long = number(row.data.get("duration_s"))
+    if row.kind not in ("PassRan", "PlanReviewed") or not long:
+        return []
+    name = str(row.data.get("name")) if row.kind == "PassRan" else "measure"
+    color = "c2" if row.data.get("num_edits") else "c5"
+    title = f"{_WORDS[row.kind][0]}: {event_text(row)}"
+    return [_bar(0, row.at_s - long, row.at_s, name, color, title)]
 
 
-def _own_work(index: Index) -> list[Bar]:
-    """Passes, and what measures operators, tell when they ended and how long they took."""
-    found = []
-    for row in index.session.events:
-        d, long = row.data, number(row.data.get("duration_s"))
-        if row.kind == "PassRan" and long:
-            edits = int(number(d.get("num_edits")) or 0)
-            title = (
-                f"pass {d.get('name')} on {d.get('graph')}: {seconds(long)}, {count(edits, 'edit')}"
-            )
-            color = "c2" if edits else "c5"
-            found.append(_bar(0, row.at_s - long, row.at_s, str(d.get("name")), color, title))
-        elif row.kind == "PlanReviewed" and long:
-            plan = f"the plan {'changes' if d.get('changes') else 'stays'}"
-            title = f"operators are measured, for the plan: {seconds(long)}; {plan}"
-            found.append(_bar(0, row.at_s - long, row.at_s, "measure", "c4", title))
-    return found
-
-
-def _placed(op: str, moves: Sequence[Any], most_lanes: int) -> list[Bar]:
+def _placed(op: str, moves: Sequence[Data], most_lanes: int) -> list[Bar]:
     """Return collectives of a sort; those that overlap lie on lanes below each other."""
     free: list[float] = []
     found = []
-    for d in in_order(moves):
+    for d in moves:
         lane = next((i for i, end in enumerate(free) if end <= d["start_s"]), len(free))
         lane = min(lane, most_lanes - 1)
         if lane == len(free):
             free.append(0.0)
         free[lane] = max(d["end_s"], free[lane])
         is_waited = d["end_s"] > d["wait_s"]
-        name = what_moves(d) if params_of(d) else f"{op} {size(d['num_bytes'])}"
-        color, title = _MOVES.get(op, "c5"), move_text(d)
+        name = carried(d) if params_of(d) else f"{op} {size(d['num_bytes'])}"
+        color, title = _COLOURS.get(op, "c5"), _move_text(d)
         bar = _bar(lane, d["start_s"], d["end_s"], name, color, title)
         found.append(bar | {"thin": True, "nameEnd": d["wait_s"] if is_waited else d["end_s"]})
         if is_waited:
             found.append(_bar(lane, d["wait_s"], d["end_s"], "wait", color, title))
     return found
+
+
+def _move_text(d: Data) -> str:
+    waited = seconds(max(0.0, d["end_s"] - d["wait_s"]))
+    return (
+        f"{d['op']} of {carried(d)}, {size(d['num_bytes'])}: "
+        f"{seconds(d['end_s'] - d['start_s'])}, of which waited {waited}"
+    )
+
+
+def _compared(d: Data) -> str:
+    peak = f"peak {size(d['measured_peak_bytes'])}, predicted {size(d['predicted_peak_bytes'])}"
+    took = d.get("measured_seconds")
+    return peak if took is None else f"{peak}; forward and backward {seconds(took)}"
+
+
+def _skipped(d: Data) -> str:
+    first = f", first {d['value']} in {d['param']} on rank {d['rank']}" if d.get("param") else ""
+    return f"step {d['step']}: gradients not finite{first}"
+
+
+def _step(d: Data) -> str:
+    tokens, loss = d.get("tokens_per_second"), d.get("loss")
+    told = [
+        f"step {d['step']} in {seconds(d['seconds'])}",
+        "" if loss is None else f"loss {rounded(loss)}",
+        "" if tokens is None else f"{rounded(tokens)} tokens/s",
+        count(d["recompiles"], "recompile") if d.get("recompiles") else "",
+        "skipped" if d.get("skipped") else "",
+    ]
+    return ", ".join(filter(None, told))
+
+
+def _timed(d: Data, what: str) -> str:
+    return f"{what} in {seconds(d['duration_s'])}"
+
+
+_WORDS: dict[str, tuple[str, Callable[[Data], str]]] = {
+    "PassRan": (
+        "pass",
+        lambda d: _timed(d, f"{d['name']} on {d['graph']}: {count(d['num_edits'], 'edit')}"),
+    ),
+    "BodyWoven": (
+        "layers as one body",
+        lambda d: f"{count(len(d['layers']), 'call')} of {d['name']} in {d['graph']}, {d['half']}",
+    ),
+    "ProgramReady": (
+        "program",
+        lambda d: f"{d['model']} {d['origin']} in {seconds(d['seconds'])}",
+    ),
+    "PassesSkipped": ("not woven", lambda d: f"the model runs eagerly sharded: {d['reason']}"),
+    "CompileStarted": (
+        "compile begins",
+        lambda d: f"{d['graph']}, {count(d['num_nodes'], 'node')}",
+    ),
+    "CompileFinished": (
+        "compiled",
+        lambda d: _timed(d, d["graph"]) + (", from a cache" if d.get("from_cache") else ""),
+    ),
+    "LoweredCompiled": ("code", lambda d: _timed(d, f"{d['lowered']} of {d['graph']}")),
+    "PlanReviewed": (
+        "plan reviewed",
+        lambda d: (
+            f"{_timed(d, 'operators measured')}; the plan "
+            f"{'changes' if d.get('changes') else 'stays'}"
+        ),
+    ),
+    "BackendChosen": (
+        "backend",
+        lambda d: "; ".join(
+            [d["backend"], *(f"{name} failed: {why}" for name, why in d.get("failed") or [])]
+        ),
+    ),
+    "CollectiveRan": ("collective", _move_text),
+    "PhaseRan": (
+        "phase",
+        lambda d: _timed(
+            d, f"{'optimizer' if d['phase'] == 'step' else d['phase']} of step {d['step'] + 1}"
+        ),
+    ),
+    "StepSkipped": ("step skipped", _skipped),
+    "StepEnded": ("step", _step),
+    "PlanCompared": ("plan compared", _compared),
+}
+"""Per kind: its name, and what one event tells."""

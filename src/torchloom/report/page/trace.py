@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,20 @@ def to_trace(session: Session) -> dict[str, Any]:
 
     Compile spans get a track per entry, training phases one, collectives as many as overlap.
     """
-    index, rank = Index(session), session.rank
-    rows = [_name(rank, 0, "process_name", f"rank {rank} of {session.world_size}")]
-    for track, (name, category, bars) in enumerate(_tracks(index), 1):
-        rows.append(_name(rank, track, "thread_name", name))
-        rows += [_slice(rank, track, category, bar) for bar in bars]
+    rank = session.rank
+
+    def name(track: int, what: str, text: str) -> dict[str, Any]:
+        return {"ph": "M", "pid": rank, "tid": track, "name": what, "args": {"name": text}}
+
+    rows = [name(0, "process_name", f"rank {rank} of {session.world_size}")]
+    for track, (title, category, bars) in enumerate(_tracks(Index(session)), 1):
+        rows.append(name(track, "thread_name", title))
+        rows += [
+            {"ph": "X", "pid": rank, "tid": track, "cat": category, "name": bar["name"],
+             "ts": bar["start"] * 1e6, "dur": max(0.0, (bar["end"] - bar["start"]) * 1e6),
+             "args": {"what": bar["title"]}}
+            for bar in bars
+        ]  # fmt: skip
     other = {"torchloom": session.torchloom, "torch": session.torch, "device": session.device}
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": other}
 
@@ -47,7 +56,7 @@ def write_trace(session: Session, path: str | Path) -> Path:
     return write_whole(path, json.dumps(to_trace(session), ensure_ascii=True))
 
 
-def _tracks(index: Index) -> Iterator[tuple[str, str, Sequence[Bar]]]:
+def _tracks(index: Index) -> Iterator[tuple[str, str, list[Bar]]]:
     """Yield name, category and bars of each track; what lies inside another bar shares its track."""
     for name, bars in run_bars(index, MeasuredSteps(index), _MOST_LANES).items():
         lanes = range(1 + max(bar["lane"] for bar in bars))
@@ -55,18 +64,5 @@ def _tracks(index: Index) -> Iterator[tuple[str, str, Sequence[Bar]]]:
             title = f"{name} {lane + 1}" if len(lanes) > 1 else name
             yield title, name, [bar for bar in bars if bar["lane"] == lane]
     for item in index.entries:
-        bars = compile_bars(item)
-        if bars:
+        if bars := compile_bars(item):
             yield f"compile {item.name} {item.owner.name}", "compile", bars
-
-
-def _name(rank: int, track: int, what: str, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": rank, "tid": track, "name": what, "args": {"name": name}}
-
-
-def _slice(rank: int, track: int, category: str, bar: Bar) -> dict[str, Any]:
-    start_us, end_us = bar["start"] * 1e6, bar["end"] * 1e6
-    return {
-        "ph": "X", "pid": rank, "tid": track, "cat": category, "name": bar["name"], "ts": start_us,
-        "dur": max(0.0, end_us - start_us), "args": {"what": bar["title"]},
-    }  # fmt: skip
