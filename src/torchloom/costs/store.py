@@ -157,7 +157,7 @@ def table_from_json(text: str) -> CostTable:
     try:
         return CostTable(
             device=Device(**record["device"]),
-            network=Network(**record["network"]),
+            network=_network(record["network"]),
             collectives={
                 str(key): [(int(size), float(us)) for size, us in points]
                 for key, points in record["collectives"].items()
@@ -169,6 +169,11 @@ def table_from_json(text: str) -> CostTable:
         raise ValueError(f"a part is missing or malformed: {error}") from error
 
 
+def _network(record: Mapping[str, Any]) -> Network:
+    inner = record.get("inner")
+    return Network(**{**record, "inner": None if inner is None else _network(inner)})
+
+
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {str(key): float(value) for key, value in record.items()}
 
@@ -178,6 +183,8 @@ def _plain(row: Device | Network) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
+    if isinstance(value, Network):
+        return _plain(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 

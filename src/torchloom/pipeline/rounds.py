@@ -95,7 +95,10 @@ def compile_within_budget(
         )
         try:
             compiled = weaving.compile(
-                compile_graph, gm, example_inputs, backward_at_once=setup.trial is not None
+                compile_graph,
+                gm,
+                example_inputs,
+                backward_at_once=setup.backward_at_once or setup.trial is not None,
             )
         except RegionError:
             if best is None:

@@ -87,6 +87,8 @@ class CompileSession:
     """Memory used outside the graphs; emitted with each compiled graph if a recorder listens."""
     before_forward: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
     """Called with the arguments of each call of the module before it."""
+    backward_at_once: bool = False
+    """Whether backward is compiled with forward, before anything runs: a simulation runs nothing."""
     keeps: object = None
     """Objects that woven graphs need while they run; the session keeps them alive."""
     report: CompileReport = field(default_factory=CompileReport)

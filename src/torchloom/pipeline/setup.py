@@ -23,6 +23,7 @@ class Setup(Protocol):
     options: Mapping[str, Any]
     strict: bool
     regions: bool
+    backward_at_once: bool
     planner: Planner | None
     trial: SecondPlan | None
     book: Book
