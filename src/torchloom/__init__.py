@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
     from torchloom.serve import support_torch_compile
+    from torchloom.simulation import simulate
 
 __version__ = "0.1.0.dev0"
 
@@ -71,6 +72,7 @@ _EXPORTS = {
     "serve": ("torchloom.serve", None),
     "shard": ("torchloom.shard", None),
     "shard_model": ("torchloom.engine", "shard_model"),
+    "simulate": ("torchloom.simulation", "simulate"),
     "support_torch_compile": ("torchloom.serve", "support_torch_compile"),
 }
 
@@ -110,6 +112,7 @@ __all__ = [
     "serve",
     "shard",
     "shard_model",
+    "simulate",
     "support_torch_compile",
     "validate_schedule",
     "watch",

@@ -45,7 +45,7 @@ _SEVERAL = "Several, by commas, are simulated one after the other."
 
 
 @plan.command()
-def simulate(
+def simulate(  # noqa: PLR0913  each is an option of the command
     model: Annotated[
         str,
         typer.Option(
@@ -83,7 +83,7 @@ def simulate(
     Nothing is allocated and nothing runs but the compiler. A list in an option makes a table of all combinations,
     the fastest that fits first.
     """
-    from torchloom.simulate.choices import choices_of, simulate_choice, table
+    from torchloom.simulation.choices import choices_of, simulate_choice, table
 
     base = _config_of(config)
     choices = choices_of(

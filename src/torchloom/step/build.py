@@ -54,7 +54,8 @@ def build_step(
     entry = description.timetable.due(driver.step)
     shared = share_weights(model, comm, description.timetable.all_passes)
     target = description.target
-    workspaces = WorkspaceTable(measures=target is None)
+    # Of another device they are not known here; operators at its sizes may not fit this machine either.
+    workspaces = WorkspaceTable(measures=target is None or target.device.name == "cpu")
     book = Book(
         layout=description.layout,
         parameters=owners_of(model),

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,87 @@ from torchloom.exchange import Agreement
 from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
-from torchloom.simulate.result import Simulation
-from torchloom.simulate.world import EqualRanks, simulated_world
+from torchloom.shard.roots import forget_model
+from torchloom.simulation.result import Simulation
+from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
 from torchloom.step.casts import cast_params
 
 Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+class _Compiled(NamedTuple):
+    """A captured step, its model and layout."""
+
+    step: CompiledStep
+    module: nn.Module
+    layout: Layout
+    num_params: int
+
+    def result(
+        self, table: CostTable, settings: Config, name: str, tokens: int, began: float
+    ) -> Simulation:
+        """Return what was found.
+
+        Args:
+            table: of the simulated hardware.
+            settings: of the run.
+            name: of the model.
+            tokens: of a micro batch.
+            began: when the simulation began, by `time.perf_counter`.
+
+        Raises:
+            PlanError: no graph has a backward.
+        """
+        graphs = [each for each in self.step.session.report.graphs if each.times is not None]
+        if not graphs:
+            raise PlanError(
+                f"no graph of {name} has a backward: let the model return its loss, or pass loss="
+            )
+        standing, micro_steps = self.step.standing, settings.batch.accumulation_steps
+        exposed: Counter[str] = Counter()
+        for each in graphs:
+            exposed.update(each.times.exposed_by if each.times else {})
+        peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
+        boundary_us = _boundary_us(self.layout, table)
+        update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
+        kinds: Counter[str] = Counter()
+        for group in peak.groups:
+            kinds[group.kind] += group.num_bytes
+        for kind, _, num_bytes in (
+            self.step.session.standing.parts if self.step.session.standing else ()
+        ):
+            kinds[kind] += num_bytes
+        graph_bytes = peak.peak_bytes if _plan_peak(graphs) is None else _plan_peak(graphs)
+        work = work_of(self.module, self.layout, torch.device("cpu"))
+        return Simulation(
+            model=name,
+            num_params=self.num_params,
+            world_size=self.layout.num_ranks,
+            stage=settings.zero.stage,
+            device=table.device.name,
+            network=table.network.name,
+            micro_steps=micro_steps,
+            tokens=tokens * micro_steps,
+            compute_s=micro_steps * _sum(graphs, "compute_us"),
+            exposed_s=micro_steps * _sum(graphs, "exposed_us") + boundary_us / 1e6,
+            loaded_s=micro_steps * _sum(graphs, "loaded_us"),
+            update_s=update_us / 1e6,
+            network_s=micro_steps * sum(e.times.busy_us["network"] for e in graphs if e.times) / 1e6
+            + boundary_us / 1e6,
+            exposed_by={what: micro_steps * us / 1e6 for what, us in exposed.most_common()},
+            peak_bytes=max(
+                standing.base_bytes + (graph_bytes or 0), standing.base_bytes + standing.step_bytes
+            ),
+            standing_bytes=standing.base_bytes,
+            capacity_bytes=table.device.capacity_bytes,
+            budget_bytes=standing.budget_bytes,
+            peak_by_kind=dict(kinds.most_common()),
+            flops_per_token=work.flops_per_token,
+            plan=self.step.session.plan() if standing.budget_bytes is not None else None,
+            flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
+            simulated_in_s=time.perf_counter() - began,
+        )
 
 
 @dataclass
@@ -61,7 +136,7 @@ class _SimulatedHost:
         pass
 
 
-def simulate(
+def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     model: nn.Module | Callable[[], nn.Module],
     inputs: Inputs,
     config: Mapping[str, Any] | str | os.PathLike[str],
@@ -119,21 +194,14 @@ def simulate(
     ):
         module = model if isinstance(model, nn.Module) else model()
     _check_on_meta(module)
-    name = name or type(module).__name__
     with simulated_world(shard_size, world_size // shard_size, _transport_of(table)) as comm:
-        step, layout, num_params = _compiled(module, inputs, settings, comm, table, optimizer, loss)
-        return _result(
-            step,
-            module,
-            layout,
-            table,
-            settings,
-            name=name,
-            num_params=num_params,
-            tokens=_tokens(inputs),
-            world_size=world_size,
-            seconds=time.perf_counter() - began,
-        )
+        try:
+            compiled = _compiled(module, inputs, settings, comm, table, optimizer, loss)
+            return compiled.result(
+                table, settings, name or type(module).__name__, _tokens(inputs), began
+            )
+        finally:
+            forget_model(module)
 
 
 def _with_budget(config: Any, budget: str | float | None) -> Any:
@@ -168,8 +236,8 @@ def _compiled(
     table: CostTable,
     optimizer: Callable[..., Optimizer] | None,
     loss: Callable[..., Tensor] | None,
-) -> tuple[CompiledStep, Layout, int]:
-    """Shard, build and capture a step; return it with the layout and the number of parameters."""
+) -> _Compiled:
+    """Shard, build and capture a step."""
     device = torch.device("cpu")
     num_params = sum(param.numel() for param in module.parameters())
     layout = plan_layout(
@@ -215,7 +283,7 @@ def _compiled(
         with autocasting(settings.precision, device):
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
-    return step, layout, num_params
+    return _Compiled(step, module, layout, num_params)
 
 
 def _adamw(params: Any) -> Optimizer:
@@ -225,10 +293,13 @@ def _adamw(params: Any) -> Optimizer:
 def _fake_inputs(
     inputs: Inputs, device: torch.device, settings: Config
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    made: dict[int, Tensor] = {}  # one that is given twice stays one
+
     def fake(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return torch.empty(value.shape, dtype=value.dtype, device=device)
+        like = torch.empty(value.shape, dtype=value.dtype, device=device)
+        return made.setdefault(id(value), like)
 
     kwargs = (
         {key: fake(each) for key, each in inputs.items()} if isinstance(inputs, Mapping) else {}
@@ -248,68 +319,6 @@ def _tokens(inputs: Inputs) -> int:
     if ids is not None:
         return ids.numel()
     return len(tensors[0]) if tensors else 0
-
-
-def _result(
-    step: CompiledStep,
-    module: nn.Module,
-    layout: Layout,
-    table: CostTable,
-    settings: Config,
-    *,
-    name: str,
-    num_params: int,
-    tokens: int,
-    world_size: int,
-    seconds: float,
-) -> Simulation:
-    graphs = [each for each in step.session.report.graphs if each.times is not None]
-    if not graphs:
-        raise PlanError(
-            f"no graph of {name} has a backward: let the model return its loss, or pass loss="
-        )
-    standing, micro_steps = step.standing, settings.batch.accumulation_steps
-    exposed: Counter[str] = Counter()
-    for each in graphs:
-        exposed.update(each.times.exposed_by if each.times else {})
-    peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
-    boundary_us = _boundary_us(layout, table)
-    update_us = 1e6 * _stepped(layout) / table.device.adamw_params_per_s
-    kinds: Counter[str] = Counter()
-    for group in peak.groups:
-        kinds[group.kind] += group.num_bytes
-    for kind, _, num_bytes in step.session.standing.parts if step.session.standing else ():
-        kinds[kind] += num_bytes
-    graph_bytes = peak.peak_bytes if _plan_peak(graphs) is None else _plan_peak(graphs)
-    work = work_of(module, layout, torch.device("cpu"))
-    return Simulation(
-        model=name,
-        num_params=num_params,
-        world_size=world_size,
-        stage=settings.zero.stage,
-        device=table.device.name,
-        network=table.network.name,
-        micro_steps=micro_steps,
-        tokens=tokens * micro_steps,
-        compute_s=micro_steps * _sum(graphs, "compute_us"),
-        exposed_s=micro_steps * _sum(graphs, "exposed_us") + boundary_us / 1e6,
-        loaded_s=micro_steps * _sum(graphs, "loaded_us"),
-        update_s=update_us / 1e6,
-        network_s=micro_steps * sum(e.times.busy_us["network"] for e in graphs if e.times) / 1e6
-        + boundary_us / 1e6,
-        exposed_by={what: micro_steps * us / 1e6 for what, us in exposed.most_common()},
-        peak_bytes=max(
-            standing.base_bytes + (graph_bytes or 0), standing.base_bytes + standing.step_bytes
-        ),
-        standing_bytes=standing.base_bytes,
-        capacity_bytes=table.device.capacity_bytes,
-        budget_bytes=standing.budget_bytes,
-        peak_by_kind=dict(kinds.most_common()),
-        flops_per_token=work.flops_per_token,
-        plan=step.session.plan() if standing.budget_bytes is not None else None,
-        flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
-        simulated_in_s=seconds,
-    )
 
 
 def _plan_peak(graphs: Sequence[GraphReport]) -> int | None:

@@ -8,7 +8,7 @@ result   peak memory, seconds and plan, in words and as plain data
 
 from __future__ import annotations
 
-from torchloom.simulate.result import Simulation
-from torchloom.simulate.run import simulate
+from torchloom.simulation.result import Simulation
+from torchloom.simulation.run import simulate
 
 __all__ = ["Simulation", "simulate"]

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
-
+from torchloom._torch.dynamo import forget_compiled
 from torchloom.errors import ConfigError, PlanError
-from torchloom.simulate.models import simulated_model
-from torchloom.simulate.result import Simulation
-from torchloom.simulate.run import simulate
+from torchloom.simulation.models import simulated_model
+from torchloom.simulation.result import Simulation
+from torchloom.simulation.run import simulate
 
 T = TypeVar("T")
 
@@ -121,7 +120,7 @@ def simulate_choice(
     """
     config = choice.config()
     made = simulated_model(model, int(config["train_micro_batch_size_per_gpu"]), seq_len)
-    torch._dynamo.reset()  # several models of one class would share its compiled entries
+    forget_compiled()  # models of one class share the number of entries that Dynamo allows its code
     return simulate(
         made.module,
         made.inputs,
