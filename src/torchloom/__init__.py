@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
     from torchloom.serve import support_torch_compile
+    from torchloom.simulation import simulate
 
 __version__ = "0.1.0.dev0"
 
@@ -67,6 +68,7 @@ _EXPORTS = {
     "serve": ("torchloom.serve", None),
     "shard": ("torchloom.shard", None),
     "shard_model": ("torchloom.loop.shard_model", "shard_model"),
+    "simulate": ("torchloom.simulation", "simulate"),
     "support_torch_compile": ("torchloom.serve", "support_torch_compile"),
 }
 
@@ -106,6 +108,7 @@ __all__ = [
     "serve",
     "shard",
     "shard_model",
+    "simulate",
     "support_torch_compile",
     "validate_schedule",
     "watch",

@@ -28,3 +28,10 @@ def is_restart(error: BaseException) -> bool:
     from torch._dynamo.exc import RestartAnalysis
 
     return isinstance(error, RestartAnalysis)
+
+
+def forget_compiled() -> None:
+    """Drop the entries that Dynamo has compiled in this process; what is called again is compiled again."""
+    import torch
+
+    torch._dynamo.reset()

@@ -33,7 +33,7 @@ _COMMANDS = {
     "report": ("torchloom.cli.records", "Write the HTML report of a record or a run."),
     "diff": ("torchloom.cli.records", "Show what changed between two records."),
     "check-record": ("torchloom.cli.records", "Check a record against limits, for CI."),
-    "plan": ("torchloom.cli.plan", "Show a memory plan, or compare two."),
+    "plan": ("torchloom.cli.plan", "Simulate ranks; show and compare memory plans."),
     "serve": ("torchloom.cli.serve", "Compile models for serving, and inspect stores."),
     "checkpoint": ("torchloom.cli.checkpoint", "Verify, list, show and export checkpoints."),
     "doctor": ("torchloom.cli.doctor", "Show what works on this machine, and how to fix the rest."),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from torchloom.errors import PlanError
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 """As torchloom's own transport runs them over messages; `shm_` in front: through shared memory;
@@ -27,9 +30,20 @@ class Network:
     """Measured time over modelled time, by kind of collective."""
     prefix: str = ""
     """What stands in front of the kinds of its measured collectives; see `CollectiveKind`."""
+    is_tree: bool = False
+    """Whether latencies add up with the logarithm of the number of ranks, not with the number: NCCL's trees for
+    small messages, and its rings for large ones, whose steps overlap."""
+    inner: Network | None = None
+    """What connects the ranks of one host, where this row connects hosts."""
+    ranks_per_host: int = 8
 
     def collective_us(self, kind: CollectiveKind, num_bytes: int, world_size: int) -> float:
         """Return the time of one collective by the ring model.
+
+        Over hosts, a ring leaves each host through all of its adapters, one for each rank, so a rank sends as
+        fast as they do together, unless the links inside of the host are slower: MPT-13B on 16 to 64 H100s
+        keeps the step time of 8 (mosaicml/llm-foundry, scripts/train/benchmarking), which one adapter at 45 GB/s
+        for each rank would double.
 
         Args:
             kind: which collective.
@@ -39,14 +53,20 @@ class Network:
         """
         if world_size <= 1:
             return 0.0
+        rate = self.bytes_per_s
+        if self.inner is not None:
+            if world_size <= self.ranks_per_host:
+                return self.inner.collective_us(kind, num_bytes, world_size)
+            rate = min(self.ranks_per_host * rate, self.inner.bytes_per_s)
         share = (world_size - 1) / world_size
+        once = math.ceil(math.log2(world_size)) if self.is_tree else world_size - 1
         rounds, volume = {
-            "all_gather": (world_size - 1, share),
-            "reduce_scatter": (world_size - 1, share),
-            "all_reduce": (2 * (world_size - 1), 2 * share),
-            "broadcast": (world_size - 1, 1.0),
+            "all_gather": (once, share),
+            "reduce_scatter": (once, share),
+            "all_reduce": (2 * once, 2 * share),
+            "broadcast": (once, 1.0),
         }[kind.removeprefix("c10d_")]
-        modelled = rounds * self.alpha_us + 1e6 * volume * num_bytes / self.bytes_per_s
+        modelled = rounds * self.alpha_us + 1e6 * volume * num_bytes / rate
         return self.factors.get(kind, 1.0) * modelled
 
 
@@ -72,11 +92,32 @@ NETWORKS: dict[str, Network] = {
             factors={"reduce_scatter": 0.85, "all_reduce": 0.9},
             prefix="shm_",
         ),
-        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11, load=0.1),
-        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10, load=0.1),
+        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11, load=0.1, is_tree=True),
+        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10, load=0.1, is_tree=True),
+        # Hosts of eight A100s with 1,600 Gb/s in all, as clouds rent them.
+        Network(name="ethernet-200", alpha_us=20.0, bytes_per_s=2.2e10, load=0.1, is_tree=True),
     )
 }
 """Known networks by name."""
+_SHORT = {"ib400": "infiniband-400", "eth200": "ethernet-200"}
+
+
+def network_row(name: str) -> Network:
+    """Return a network's row, or two of them as one: "nvlink+ib400" inside of hosts of eight, and between them.
+
+    Raises:
+        PlanError: no such row.
+    """
+    inside, plus, between = name.partition("+")
+    rows = [_SHORT.get(each, each) for each in ((inside, between) if plus else (inside,))]
+    unknown = [each for each in rows if each not in NETWORKS]
+    if unknown:
+        raise PlanError(
+            f"unknown network {unknown[0]!r}: known are {', '.join(NETWORKS)}, and two joined by + such as nvlink+ib400"
+        )
+    if not plus:
+        return NETWORKS[rows[0]]
+    return replace(NETWORKS[rows[1]], name=name, inner=NETWORKS[rows[0]])
 
 
 @dataclass(kw_only=True)

@@ -158,7 +158,7 @@ def table_from_json(text: str) -> CostTable:
     try:
         return CostTable(
             device=Device(**record["device"]),
-            network=Network(**record["network"]),
+            network=_network(record["network"]),
             collectives={
                 str(key): [(int(size), float(us)) for size, us in points]
                 for key, points in record["collectives"].items()
@@ -168,6 +168,13 @@ def table_from_json(text: str) -> CostTable:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a part is missing or malformed: {error}") from error
+
+
+def _network(record: Mapping[str, Any]) -> Network:
+    fields = dict(record)
+    if fields.get("inner") is not None:
+        fields["inner"] = _network(fields["inner"])
+    return Network(**fields)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

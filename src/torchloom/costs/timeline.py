@@ -39,6 +39,8 @@ class Timeline:
     """Compute loses to transfers that run beside it."""
     copy_us: float = 0.0
     """Of these two, because of copies to host memory and back."""
+    exposed_by: dict[str, float] = field(default_factory=dict)
+    """What compute stands still for, by what is waited for: `gather layers.0.wq.weight and 8 more`."""
 
     @property
     def overhead_us(self) -> float:
@@ -72,6 +74,7 @@ def timeline(
     """
     clock = compute = 0.0
     exposed: defaultdict[str, float] = defaultdict(float)
+    exposed_by: defaultdict[str, float] = defaultdict(float)
     free: defaultdict[str, float] = defaultdict(float)
     busy: defaultdict[str, float] = defaultdict(float)
     ends: dict[fx.Node, tuple[float, str]] = {}
@@ -86,9 +89,12 @@ def timeline(
                 ends[node] = free[engine], engine
                 busy[engine] += duration
             elif node.target is ops.wait_:
-                end, engine = ends.get(args_of(node)[0][0].args[0], (clock, ""))
-                exposed[engine] += max(0.0, end - clock)
-                clock = max(clock, end)
+                start = args_of(node)[0][0].args[0]
+                end, engine = ends.get(start, (clock, ""))
+                if end > clock:
+                    exposed[engine] += end - clock
+                    exposed_by[transfer_name(start)] += end - clock
+                    clock = end
             elif node.target is ops.resident:
                 piece, *_, name = args_of(node)
                 if is_fetched(node) and name not in residents:
@@ -109,6 +115,7 @@ def timeline(
         busy_us={**busy, "network": busy["network"] + blocked},
         loaded_us=beside + copying,
         copy_us=sum(exposed[link] for link in hidden) + copying + fetched_us,
+        exposed_by=dict(exposed_by),
     )
 
 
@@ -125,6 +132,14 @@ class _Calls:
             nodes = half.graph_module.graph.nodes
             self._known[half.name] = sum(node_us(node, self._table) for node in nodes)
         return self._known[half.name]
+
+
+def transfer_name(start: fx.Node) -> str:
+    """Return what a node transfers, in words: the operation, and the first of its parameters or values."""
+    kind = str(start.target).split(".")[1].removesuffix("_start")
+    names = args_of(start)[1] if start.target in _COLLECTIVES else [start.name]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{kind} {names[0]}{more}"
 
 
 def transfer_us(start: fx.Node, table: CostTable, world_size: int) -> float:

@@ -97,4 +97,6 @@ def _format(value: Any) -> str:
         return f"[{body}]" if isinstance(value, list) else f"({body})"
     if isinstance(value, torch.dtype):
         return short_dtype(value)
+    if isinstance(value, torch.device):
+        return value.type  # ranks of one host have devices of other numbers, and equal graphs
     return repr(value)

@@ -90,7 +90,7 @@ class Slices:
         for name, (data, grad) in self._whole.items():
             param, own = self.params[name], self._own(name)
             # An optimizer may have given the parameter new data.
-            if param.data_ptr() != own.data_ptr() and param.numel() == own.numel():
+            if not _start_alike(param, own) and param.numel() == own.numel():
                 own.copy_(param.data.view(-1))
             param.grad = None
             param.data = data
@@ -164,11 +164,17 @@ def slice_of(whole: Tensor, numel: int, rank: int) -> Tensor:
 def _lies_in(param: Tensor, padded: Tensor) -> bool:
     """Say whether a weight is still the front of its padded storage."""
     return (
-        param.data_ptr() == padded.data_ptr()
+        _start_alike(param, padded)
         and param.dtype == padded.dtype
         and param.is_contiguous()
         and param.untyped_storage().nbytes() == padded.untyped_storage().nbytes()
     )
+
+
+def _start_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors begin at one place of one storage; tensors of a simulation have no addresses."""
+    same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same and one.storage_offset() == other.storage_offset()
 
 
 _OF_MODELS: weakref.WeakKeyDictionary[nn.Module, Slices] = weakref.WeakKeyDictionary()

@@ -11,6 +11,7 @@ from torch import fx
 
 from torchloom import events
 from torchloom._torch import introspect
+from torchloom.costs.timeline import Timeline
 from torchloom.graph import args_of
 from torchloom.log import get_logger
 from torchloom.memory import PeakContents, module_path
@@ -62,6 +63,8 @@ class GraphReport:
     """How often the graph was compiled until its code kept the budget; 0 without a budget."""
     peak: PeakContents | None = None
     """The predicted peak of forward and backward; None without a recorder or planner."""
+    times: Timeline | None = None
+    """Predicted time of one forward and backward, and what compute waits for; None where there is no peak."""
     regions: tuple[RegionCalls, ...] = ()
     """Bodies that stand for equal parts of the graph."""
     flat_because: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ class GraphReport:
         """
         self.compile_s, self.passes = other.compile_s, other.passes
         self.collectives, self.plan = other.collectives, other.plan
-        self.peak = other.peak
+        self.peak, self.times = other.peak, other.times
         self.regions, self.flat_because = other.regions, other.flat_because
 
     @property

@@ -139,7 +139,7 @@ class CompileSession(CompileSetup):
                 unwoven,
                 example_inputs,
                 report,
-                backward_at_once=self.trial is not None,
+                backward_at_once=self.backward_at_once or self.trial is not None,
             )
             self._woven.append((frozenset(self.book.page(report.digest).params.values()), known))
         except Exception as error:  # a user's pass or a compiler may raise anything

@@ -49,6 +49,8 @@ class CompileSetup:
     tell: Tell | None = None
     planner: Planner | None = None
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
+    backward_at_once: bool = False
+    """Whether backward is compiled with forward, before anything runs: a simulation runs nothing."""
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
     report: CompileReport = field(default_factory=CompileReport)

@@ -19,6 +19,7 @@ from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
+from torchloom.costs.timeline import timeline
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Spot
 from torchloom.errors import RegionError, own_error
@@ -27,6 +28,7 @@ from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, expanded, micro_step
 from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
+from torchloom.pipeline.activation_transfers import option_of
 from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.keys import identity_of, is_built_in
 from torchloom.pipeline.manager import PassManager
@@ -236,7 +238,9 @@ class Weaving:
         self._woven_here.add(kind)
         if stage == "lowered" and events.is_heard():
             tell_bodies(gm.graph, f"{report.name}.{kind}")
-        if stage == "lowered" and (events.is_heard() or setup.planner is not None):
+        if stage == "lowered" and (
+            events.is_heard() or setup.planner is not None or setup.backward_at_once
+        ):
             self._find_peak(gm, kind, page.params)
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
@@ -250,7 +254,15 @@ class Weaving:
         if kind != "backward" or forward is None:
             return
         self._forward = None
+        passes = {each.name: each for each in setup.passes}
         try:
+            self.report.times = timeline(
+                (forward.graph, gm.graph),
+                setup.book.table,
+                self.context.world_size,
+                gathers_per_use=1.0 if planner is None else 1 / planner.micro_steps,
+                bucket_bytes=option_of(passes, "bucket", "gather_bytes"),
+            )
             graphs = expanded(forward.graph), expanded(gm.graph)
             step = micro_step(
                 *graphs,

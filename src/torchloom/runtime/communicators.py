@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch.distributed as dist
@@ -89,6 +91,19 @@ def use_shared_memory(comm: Communicator) -> None:
     if comm.replicate_group is not None:
         name = f"{comm.handle} replicate shared"
         comm.replicate = connect(comm.replicate_group, name, symmetric_memory=True)
+
+
+@contextmanager
+def standing_in(comm: Communicator) -> Iterator[None]:
+    """Let graphs that are traced in the block find this communicator under its handle, whoever had it before."""
+    before = _COMMUNICATORS.get(comm.handle)
+    _COMMUNICATORS[comm.handle] = comm
+    try:
+        yield
+    finally:
+        del _COMMUNICATORS[comm.handle]
+        if before is not None:
+            _COMMUNICATORS[comm.handle] = before
 
 
 def lookup(handle: str) -> Communicator:

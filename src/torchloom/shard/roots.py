@@ -67,6 +67,11 @@ def living_layouts() -> list[Layout]:
     return [ROOTS[model].layout for model in sharded_models()]
 
 
+def forget_model(model: nn.Module) -> None:
+    """Leave a sharded model out of what is known of this process: it is never run, as that of a simulation."""
+    ROOTS.pop(model, None)
+
+
 def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
     """Return the sharded model that owns the first of `params`.
 

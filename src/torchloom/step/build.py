@@ -13,7 +13,6 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 
-import torch.distributed as dist
 from torch import nn
 
 from torchloom.deepcompile.profile import Account
@@ -54,12 +53,15 @@ def build_step(
     ranks, optimizer = driver.ranks, driver.optimizer
     entry = description.timetable.due(driver.step)
     shared = share_weights(model, comm, description.timetable.all_passes)
+    target = description.target
+    # Of another device they are not known here; operators at its sizes may not fit this machine either.
+    workspaces = WorkspaceTable(measures=target is None or target.device.name == "cpu")
     book = Book(
         layout=description.layout,
         parameters=owners_of(model),
         residency=comm.residents if driver.may_keep else None,
         optimizer=optimizer,
-        table=costs_of(description.device, description.network),
+        table=target or costs_of(description.device, description.network),
     )
     driver.host.follow([each.name for each in entry.passes])
     accumulates, may_wait = description.accumulates, description.may_wait
@@ -74,10 +76,12 @@ def build_step(
             accumulates=accumulates,
             may_wait=may_wait,
             copy_bytes=0 if shared is None else shared.copy_bytes,
+            workspaces=workspaces,
         )
     planner = make_planner(
         standing,
         book.table,
+        workspaces,
         description.pinned,
         is_estimate=description.backend == "inductor",
         micro_steps=description.micro_steps if driver.keeps_over_micro_steps else 1,
@@ -87,7 +91,7 @@ def build_step(
         standing.base_bytes,
         accumulates,
         standing.base_bytes + standing.step_bytes,
-        WorkspaceTable() if planner is None else planner.workspaces,
+        workspaces,
         TRANSIT,
     )
     running = {each.name: each for each in entry.passes}
@@ -103,7 +107,7 @@ def build_step(
         strict=description.strict,
         regather=description.layout.stage == 3,
         debug_log=description.debug_log,
-        announce=dist.get_rank() == 0,
+        announce=ranks.rank == 0,
         dump_dir=description.dump_dir,
         planner=planner,
         shared_plan=SharedPlan(ranks.rank, ranks.texts),
@@ -116,6 +120,7 @@ def build_step(
         ),
         before_forward=driver.before_forward,
         keeps=None if shared is None else shared.store,
+        backward_at_once=target is not None,
         tell=tell_graph,
     )
     # Dynamo never frees the code that it compiled for parts of a model; that code holds the session.

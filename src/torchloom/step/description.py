@@ -13,7 +13,7 @@ from torch import nn
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, thawed_map
-from torchloom.costs import NETWORKS, Network
+from torchloom.costs import NETWORKS, CostTable, Network
 from torchloom.errors import ConfigError
 from torchloom.graph import PassContext
 from torchloom.log import get_logger
@@ -62,6 +62,8 @@ class StepDescription:
     """Where the model computes."""
     network: Network
     """Links that carry the collectives, for the planner's cost model."""
+    target: CostTable | None = None
+    """Hardware that the step is planned for without running on it; None: this machine, which is measured."""
     regions: bool = True
     strict: bool = False
     """Whether a failed compile raises, instead of falling back to eager."""
@@ -122,6 +124,7 @@ def describe_step(
     device: torch.device,
     *,
     total_bytes: int,
+    target: CostTable | None = None,
 ) -> StepDescription:
     """Return what a config and the arguments of a call ask for.
 
@@ -132,6 +135,7 @@ def describe_step(
         comm: the model's communicator.
         device: where the model computes.
         total_bytes: memory of the device, equal on all ranks; budgets may be fractions of it.
+        target: see `StepDescription`.
 
     Raises:
         ConfigError: the backend cannot be found, or both passes and a schedule are given.
@@ -144,7 +148,7 @@ def describe_step(
     pinned = None if options.plan is None else Plan.load(options.plan)
     if pinned is not None:
         pinned.check_world(layout.world_size)
-    network = _network(comm, device)
+    network = _network(comm, device) if target is None else target.network
     options_of_passes = joined_options(  # the last one wins
         derived_options(layout, chosen, network),
         {"cast_gathers": {"params": cast_params(config.precision, model, layout)}},
@@ -172,6 +176,7 @@ def describe_step(
         host_slots=2 if config.offload.double_buffer else 1,
         device=device,
         network=network,
+        target=target,
         regions=options.regions,
         strict=options.strict,
         debug_log=options.debug_log,

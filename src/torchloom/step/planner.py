@@ -12,7 +12,7 @@ from torchloom.costs import CostTable, Network, load_table, save_table, shared_t
 from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger
-from torchloom.memory import Transit
+from torchloom.memory import Transit, WorkspaceTable
 from torchloom.plan import Plan, Planner
 from torchloom.runtime import refresh_bytes, transit_bytes
 from torchloom.step.standing import Standing
@@ -28,6 +28,7 @@ TRANSIT = Transit(transit_bytes, refresh_bytes)
 def make_planner(
     standing: Standing,
     costs: CostTable,
+    workspaces: WorkspaceTable,
     pinned: Plan | None = None,
     *,
     is_estimate: bool = False,
@@ -39,6 +40,7 @@ def make_planner(
     Args:
         standing: memory used outside the graphs, and the budget for the whole step.
         costs: times of operators and links, equal on all ranks.
+        workspaces: what operators allocate for themselves.
         pinned: a plan to follow.
         is_estimate: see `Planner`.
         micro_steps: see `Planner`.
@@ -63,6 +65,7 @@ def make_planner(
     return Planner(
         None if budget_bytes is None else budget_bytes - standing.base_bytes,
         costs,
+        workspaces,
         pinned=pinned,
         is_estimate=is_estimate,
         micro_steps=micro_steps,

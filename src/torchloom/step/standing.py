@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger
-from torchloom.memory import distinct_bytes, optimizer_peak
+from torchloom.memory import WorkspaceTable, distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates
 from torchloom.runtime.host import is_on_host
 
@@ -77,6 +77,7 @@ def standing_of(
     accumulates: bool,
     may_wait: MayWait,
     copy_bytes: int = 0,
+    workspaces: WorkspaceTable | None = None,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
@@ -89,6 +90,7 @@ def standing_of(
         accumulates: whether gradients wait from one micro-step for the next.
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
+        workspaces: what operators of the optimizer's step allocate for themselves.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
     if optimizer is not None and (may_wait.states or not optimizer.state):
@@ -98,7 +100,9 @@ def standing_of(
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
     if not may_wait.states:
-        update = ranks.most("bytes of the optimizer's step", _optimizer_bytes(optimizer))
+        update = ranks.most(
+            "bytes of the optimizer's step", _optimizer_bytes(optimizer, workspaces)
+        )
     states = None
     if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
         states = _host_states(
@@ -203,11 +207,11 @@ def _host_states(
     )
 
 
-def _optimizer_bytes(optimizer: Optimizer | None) -> int:
+def _optimizer_bytes(optimizer: Optimizer | None, workspaces: WorkspaceTable | None) -> int:
     """Return the bytes that an optimizer's step allocates for itself; 0 if unknown."""
     if optimizer is None:
         return 0
-    found = optimizer_peak(optimizer)
+    found = optimizer_peak(optimizer, workspaces)
     if found is None:
         logger.info(
             "the memory of %s's step is not part of the plan: it reads values of tensors",

@@ -158,7 +158,7 @@ DYNAMO = (
     ),
     PrivateName(
         name="torch._dynamo.reset",
-        used_for="compile anew for parameters that were unfrozen",
+        used_for="compile anew for parameters that were unfrozen, and in simulations one after the other",
         without="on torch 2.11 they are not trained",
     ),
     PrivateName(

@@ -1,0 +1,173 @@
+"""Several simulations in one call: each combination of ranks, stage, mesh, micro batch and budget, as a table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torchloom._torch.dynamo import forget_compiled
+from torchloom.errors import ConfigError, PlanError
+from torchloom.simulation.models import simulated_model
+from torchloom.simulation.result import Simulation
+from torchloom.simulation.run import simulate
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One combination of settings; None leaves a setting to the config."""
+
+    world_size: int
+    stage: int | None = None
+    shard_size: int | None = None
+    batch: int | None = None
+    accumulation: int | None = None
+    budget: str | None = None
+    base: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the training run, as a config has them."""
+
+    def text(self) -> str:
+        """Return the settings in words."""
+        parts = {
+            "ranks": self.world_size,
+            "stage": self.stage,
+            "shard size": self.shard_size,
+            "batch": self.batch,
+            "accumulation": self.accumulation,
+            "budget": self.budget,
+        }
+        return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings of the run with those of this combination."""
+        settings = dict(self.base)
+        settings.pop("train_batch_size", None)  # follows from the others
+        zero = dict(settings.get("zero_optimization") or {})
+        zero |= _given(stage=self.stage, shard_size=self.shard_size)
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            **settings,
+            **_given(
+                train_micro_batch_size_per_gpu=self.batch,
+                gradient_accumulation_steps=self.accumulation,
+            ),
+            "zero_optimization": zero,
+        }
+
+
+def _given(**values: T | None) -> dict[str, T]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def choices_of(base: Mapping[str, Any], world_size: str, budget: str, **lists: str) -> list[Choice]:
+    """Return all combinations of values that are given as texts with commas.
+
+    Args:
+        base: settings of the training run.
+        world_size: numbers of ranks.
+        budget: memory budgets.
+        lists: whole numbers by the name of a field of `Choice`; "" leaves it to the config.
+
+    Raises:
+        ConfigError: a value is no positive whole number.
+
+    Example:
+        >>> [each.text() for each in choices_of({}, "8,16", "70GB", stage="3")]
+        ['ranks 8, stage 3, budget 70GB', 'ranks 16, stage 3, budget 70GB']
+    """
+    named: dict[str, list[Any]] = {
+        name: [*_numbers(name, text)] or [None]
+        for name, text in {"world_size": world_size, **lists}.items()
+    }
+    named["budget"] = [each.strip() for each in budget.split(",") if each.strip()] or [None]
+    if named["world_size"] == [None]:
+        raise ConfigError("--world-size: give the number of ranks, or several by commas")
+    return [
+        Choice(base=base, **dict(zip(named, values, strict=True)))
+        for values in itertools.product(*named.values())
+    ]
+
+
+def _numbers(name: str, text: str) -> Iterator[int]:
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        least = 0 if name == "stage" else 1
+        if not part.isdecimal() or int(part) < least:
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option} {text}: {part!r} is no whole number from {least}: write one, or several by commas"
+            )
+        yield int(part)
+
+
+def simulate_choice(
+    choice: Choice, model: str, seq_len: int, device: str, network: str
+) -> Simulation:
+    """Simulate one combination.
+
+    Args:
+        choice: the settings.
+        model: see `simulated_model`.
+        seq_len: tokens of a sample.
+        device: see `simulate`.
+        network: see `simulate`.
+
+    Raises:
+        PlanError: no plan keeps the budget.
+        ConfigError: the settings or the model are wrong.
+    """
+    config = choice.config()
+    made = simulated_model(model, int(config["train_micro_batch_size_per_gpu"]), seq_len)
+    forget_compiled()  # models of one class share the number of entries that Dynamo allows its code
+    return simulate(
+        made.module,
+        made.inputs,
+        config,
+        world_size=choice.world_size,
+        device=device,
+        network=network,
+        budget=choice.budget,
+        name=made.name,
+    )
+
+
+def table(
+    found: Sequence[tuple[Choice, Simulation]], refused: Iterable[tuple[Choice, PlanError]] = ()
+) -> str:
+    """Return simulations as lines, those that fit first, by tokens per second of all ranks.
+
+    Args:
+        found: each with its settings.
+        refused: settings that no plan keeps, with the reason.
+    """
+    order = sorted(found, key=lambda each: (not each[1].fits, -_total(each[1])))
+    rows = [("settings", "tokens/s/rank", "MFU", "step s", "waits", "peak GB", "")]
+    for choice, one in order:
+        mfu = "" if one.mfu is None else f"{one.mfu:.1%}"
+        rows.append(
+            (
+                choice.text(),
+                f"{one.tokens_per_s:,.0f}",
+                mfu,
+                f"{one.step_s:.3g}",
+                f"{one.exposed_s / one.step_s:.0%}",
+                f"{one.peak_bytes / 1e9:.1f}",
+                "" if one.fits else "does not fit",
+            )
+        )
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place in (0, 6) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines += [f"{choice.text()}: {error}" for choice, error in refused]
+    return "\n".join(lines)
+
+
+def _total(one: Simulation) -> float:
+    return one.tokens_per_s * one.world_size

@@ -1,0 +1,96 @@
+"""A world of N equal ranks of which one exists: its groups, its transport, and what the others say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, final
+
+from torchloom.errors import PlanError
+from torchloom.runtime import Communicator
+from torchloom.runtime.base import GroupRef
+from torchloom.runtime.channel import Channel
+from torchloom.runtime.communicators import standing_in
+from torchloom.runtime.transports.c10d import C10dCollectives
+from torchloom.runtime.transports.gloo import GlooCollectives
+
+
+@final
+class SimulatedGroup(GroupRef):
+    """A process group whose size and rank are known, and which refuses to communicate."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.rank = size, 0
+
+    def __call__(self) -> NoReturn:
+        """Refuse: there is nobody to communicate with.
+
+        Raises:
+            PlanError: always.
+        """
+        raise PlanError(
+            "a simulated rank was asked to communicate: a model whose forward calls collectives of its own "
+            "cannot be simulated"
+        )
+
+    def refers_to(self, group: Any) -> bool:
+        """Return False: no process group is this one."""
+        del group
+        return False
+
+
+@final
+class _NcclCollectives(C10dCollectives):
+    """What NCCL holds and sends: several tensors travel by one collective without being packed."""
+
+    coalesces = True
+
+
+@final
+class EqualRanks:
+    """The exchange of a rank whose peers run the same program: all of them say what it says."""
+
+    rank = 0
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def texts(self, what: str, text: str) -> list[str]:
+        """Return this rank's text for each rank."""
+        del what
+        return [text] * self.world_size
+
+    def tell(self, what: str, text: str) -> None:
+        """Tell nobody."""
+
+    def hear(self, what: str, rank: int) -> str:
+        """Refuse: what one rank alone says is made by rank 0, which this is."""
+        raise AssertionError(f"a simulated rank 0 was asked what rank {rank} says of {what!r}")
+
+
+_TRANSPORTS = {"gloo": GlooCollectives, "nccl": _NcclCollectives}
+
+
+@contextmanager
+def simulated_world(shard_size: int, num_replicas: int, transport: str) -> Iterator[Communicator]:
+    """Let graphs that are traced in the block communicate over ranks that do not exist.
+
+    Args:
+        shard_size: ranks that share one copy of the weights.
+        num_replicas: copies of the weights.
+        transport: "nccl" or "gloo": whose buffers count as memory in flight.
+    """
+    make = _TRANSPORTS[transport]
+
+    def side(size: int, name: str) -> tuple[SimulatedGroup, Any]:
+        group = SimulatedGroup(size)
+        return group, make(group, Channel(name, tuple(range(size)), has_tags=False))
+
+    shard_group, shard = side(shard_size, "simulated shard")
+    replicate_group, replicate = (
+        (None, None) if num_replicas == 1 else side(num_replicas, "simulated replicate")
+    )
+    handle = f"{shard_size}x{num_replicas}#0"
+    comm = Communicator(handle, shard_group, replicate_group, shard, replicate)
+    with standing_in(comm):
+        yield comm

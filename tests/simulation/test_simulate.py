@@ -1,0 +1,195 @@
+"""A simulated rank plans as a real one does, and says what a user wants to know before renting ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import torchloom
+from support.ranks import run_ranks
+from torchloom.cli import make_app
+from torchloom.costs import NETWORKS, CostTable, collective_us, device_row
+from torchloom.costs.collectives import network_row
+from torchloom.costs.store import table_from_json, table_to_json
+from torchloom.errors import ConfigError, PlanError
+from torchloom.recipes.train.model import Llama, LlamaConfig
+from torchloom.simulation import simulate
+from torchloom.simulation.choices import choices_of, table
+
+SIZES = LlamaConfig(
+    vocab_size=301, dim=48, num_layers=6, num_heads=4, hidden_dim=136, max_seq_len=40
+)
+
+
+def config(stage: int = 3, budget: int | None = None) -> dict:
+    compiling = {"backend": "aot_eager", "strict": True}
+    return {
+        "train_micro_batch_size_per_gpu": 3,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 100},
+        "compile": {**compiling, "memory_budget": budget} if budget else compiling,
+    }
+
+
+def batch(device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(0, 301, (3, 40), device=device)
+    return ids, ids
+
+
+def simulated(world_size: int, stage: int = 3, budget: int | None = None, **kwargs):
+    return simulate(
+        lambda: Llama(SIZES), batch(), config(stage, budget), world_size=world_size, **kwargs
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int) -> None:
+    table = CostTable(network=NETWORKS["gloo"])
+    free = simulated(world_size, costs=table)
+    budget = free.standing_bytes + (free.peak_bytes - free.standing_bytes) * 7 // 10
+
+    def train(rank: int) -> tuple[str, list[str]]:
+        torch._dynamo.reset()
+        engine, *_ = torchloom.initialize(model=Llama(SIZES), config=config(3, budget))
+        engine.compile()
+        engine.backward(engine(*batch()))
+        engine.step()
+        return engine.plan().to_json(), engine.compile_report().fallbacks
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Ranks would read what this machine has measured, which is not the table above.
+        patch.setattr("torchloom.step.planner.load_table", lambda device: table)
+        (plan, fallbacks), *others = run_ranks(world_size, train)
+    assert fallbacks == [] and all(each == (plan, []) for each in others)
+    found = simulated(world_size, budget=budget, costs=table)
+    assert found.plan is not None and found.plan.to_json() == plan
+    assert found.fits and found.peak_bytes <= budget < free.peak_bytes
+
+
+def test_what_is_said_of_a_step() -> None:
+    found = simulated(512, device="h100-80gb", network="nvlink+ib400")
+    assert found.num_params == sum(p.numel() for p in Llama(SIZES).parameters())
+    assert found.world_size == 512 and found.tokens == 120 and found.fits
+    assert 0 < found.exposed_s <= found.network_s and found.step_s > found.compute_s > 0
+    beside = found.peak_bytes - sum(found.peak_by_kind.values())
+    assert (
+        0 < beside <= (16 << 10) + 4 * 100
+    )  # what is held back for losses and norms, and counts of steps
+    assert found.mfu is not None and 0 < found.mfu < 1
+    text = found.text()
+    for part in ("512 x h100-80gb", "nvlink+ib400", "peak", "free", "tokens/s"):
+        assert part in text
+    assert all(what.split()[0] in ("gather", "reduce", "sync") for what in found.exposed_by)
+    assert json.loads(json.dumps(found.to_dict()))["step_s"] == found.step_s
+
+
+def test_more_ranks_hold_less_and_wait_longer() -> None:
+    few, many = (simulated(n, device="a100-80gb", network="nvlink+eth200") for n in (8, 64))
+    assert many.standing_bytes < few.standing_bytes
+    assert many.network_s > few.network_s
+    assert many.compute_s == few.compute_s
+
+
+def test_other_stages_keep_more_and_reduce_behind_backward() -> None:
+    third, first, none = (simulated(8, stage=stage) for stage in (3, 1, 0))
+    assert third.standing_bytes < first.standing_bytes < none.standing_bytes
+    assert none.exposed_s > 0 and none.update_s > first.update_s
+
+
+def test_accumulation_repeats_micro_steps() -> None:
+    once = simulated(8)
+    settings = {**config(), "gradient_accumulation_steps": 4}
+    four = simulate(lambda: Llama(SIZES), batch(), settings, world_size=8)
+    assert four.tokens == 4 * once.tokens and four.micro_steps == 4
+    assert four.compute_s == pytest.approx(4 * once.compute_s)
+    assert four.update_s == once.update_s
+
+
+def no_loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(x)
+
+
+def test_refusals_say_what_to_do() -> None:
+    with pytest.raises(PlanError, match="has data: pass a function"):
+        simulate(Llama(SIZES), batch(), config(), world_size=2)
+    with pytest.raises(PlanError, match=r"unknown device 'h900'.*h100-80gb"):
+        simulated(2, device="h900")
+    with pytest.raises(PlanError, match="unknown network 'ib9'"):
+        simulated(2, network="nvlink+ib9")
+    with pytest.raises(PlanError, match="return its loss"):
+        simulate(
+            lambda: torch.nn.Linear(3, 3), (torch.ones(3),), config(0), world_size=2, loss=no_loss
+        )
+    with pytest.raises(Exception, match="infeasible"):
+        simulated(2, budget=1 << 10)
+
+
+def test_two_levels_of_links() -> None:
+    both = CostTable(device=device_row("h100-80gb"), network=network_row("nvlink+ib400"))
+    inside = replace(both, network=NETWORKS["nvlink"])
+    size = 1 << 30
+    assert collective_us("all_gather", size, 8, both) == collective_us(
+        "all_gather", size, 8, inside
+    )
+    across = [collective_us("all_gather", size, n, both) for n in (16, 64, 512)]
+    assert across == sorted(across) and across[-1] < 1.5 * across[0]
+    alone = replace(both, network=NETWORKS["infiniband-400"])
+    assert across[0] < 0.2 * collective_us("all_gather", size, 16, alone)
+    assert table_from_json(table_to_json(both)) == both
+
+
+def test_a_table_of_choices() -> None:
+    base = config()
+    choices = choices_of(base, "8, 16", "", stage="1,3", batch="")
+    assert [each.text() for each in choices] == [
+        "ranks 8, stage 1",
+        "ranks 8, stage 3",
+        "ranks 16, stage 1",
+        "ranks 16, stage 3",
+    ]
+    assert choices[0].config()["zero_optimization"]["stage"] == 1
+    assert base["zero_optimization"]["stage"] == 3
+    with pytest.raises(ConfigError, match="--shard-size 4,x: 'x' is no whole number"):
+        choices_of(base, "8", "", shard_size="4,x")
+    fits, not_fits = simulated(8), replace(simulated(16), capacity_bytes=1)
+    lines = table(
+        [(choices[2], not_fits), (choices[0], fits)], [(choices[1], PlanError("too little"))]
+    )
+    head, first, second, last = lines.splitlines()
+    assert "tokens/s/rank" in head and first.startswith("ranks 8, stage 1")
+    assert second.endswith("does not fit") and last == "ranks 8, stage 3: too little"
+
+
+def test_the_command(tmp_path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Mine(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))\n"
+        "    def forward(self, x):\n"
+        "        return self.layers(x).square().mean()\n"
+        "def make(batch, seq_len):\n"
+        "    return Mine(), (torch.zeros(batch, 64),)\n"
+    )
+    options = ["--model", f"{source}:make", "--seq-len", "64", "--network", "nvlink"]
+
+    def run(*more: str):
+        return CliRunner().invoke(make_app("plan"), ["plan", "simulate", *options, *more])
+
+    one = run("--world-size", "8", "--batch", "4", "--json")
+    assert one.exit_code == 0, one.output
+    (found,) = json.loads(one.stdout)
+    assert found["world_size"] == 8 and found["fits"]
+    several = run("--world-size", "8", "--batch", "2,4", "--stage", "0,3")
+    assert several.exit_code == 0, several.output
+    assert several.stdout.count("ranks 8") == 4
+    wrong = run("--world-size", "eight")
+    assert wrong.exit_code != 0
