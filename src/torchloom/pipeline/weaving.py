@@ -259,7 +259,7 @@ class Weaving:
             self.report.times = timeline(
                 (forward.graph, gm.graph),
                 setup.book.table,
-                self.context.world_size,
+                setup.context.world_size,
                 gathers_per_use=1.0 if planner is None else 1 / planner.micro_steps,
                 bucket_bytes=option_of(passes, "bucket", "gather_bytes"),
             )

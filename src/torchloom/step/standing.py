@@ -67,7 +67,7 @@ class Standing:
         return self.gradient_bytes + self.update_bytes
 
 
-def standing_of(
+def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     model: nn.Module,
     optimizer: Optimizer | None,
     ranks: Agreement,
