@@ -22,14 +22,14 @@ ZERO = "zero_optimization"
 
 # path in the document, value put there, path of the error (None: the same), words of the message
 BAD = [
-    (f"{ZERO}.stage", 4, None, "use 0"),
-    (f"{ZERO}.stage", "4", None, "use 0 (nothing"),
+    (f"{ZERO}.stage", 4, None, "from 0 to 3"),
+    (f"{ZERO}.stage", "4", None, "from 0 to 3"),
     (f"{ZERO}.stage", 1.5, None, "not a whole number"),
     (f"{ZERO}.stage", True, None, "not a number"),
     (ZERO, True, None, "not an object"),
     (f"{ZERO}.reduce_bucket_size", -1, None, "at least 0"),
     (f"{ZERO}.reduce_bucket_size", 1.5e0, None, "not a whole number"),
-    (f"{ZERO}.overlap_comm", "maybe", None, "without quotes"),
+    ("wall_clock_breakdown", "maybe", None, "without quotes"),
     (f"{ZERO}.offload_param", {"device": "nvme"}, f"{ZERO}.offload_param.device", "NVMe"),
     (f"{ZERO}.offload_param", {"device": "disk"}, f"{ZERO}.offload_param.device", '"nvme"'),
     (f"{ZERO}.mics_shard_size", 8, None, "shard_size"),
@@ -41,7 +41,7 @@ BAD = [
     ("gradient_accumulation_steps", -1, None, "at least 1"),
     ("gradient_clipping", -1.0, None, "at least 0"),
     ("gradient_clipping", math.nan, None, "finite"),
-    ("steps_per_print", 0, None, "Infinity"),
+    ("steps_per_print", 0, None, "above 0"),
     ("seed", -1, None, "from 0"),
     ("fp16", {"enabled": True}, "bf16.enabled", "set one of them to false"),
     ("fp16", {"enabled": False, "hysteresis": 0}, "fp16.hysteresis", "at least 1"),

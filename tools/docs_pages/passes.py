@@ -12,7 +12,6 @@ from typing import Any
 
 from docs_pages.docstrings import fenced, parse
 from docs_pages.lists import arguments, fields, listed
-from torchloom.config.fields import keys_of
 from torchloom.config.schema_compile import CompileSection
 from torchloom.graph import GraphPass, PassContext
 from torchloom.passes import PASSES
@@ -68,7 +67,7 @@ def _facts(each: GraphPass, *, alone: bool) -> str:
     ):
         if names:
             facts.append(f"{label}: {', '.join(f'`{name}`' for name in sorted(names))}.")
-    keys = keys_of(CompileSection).values()
+    keys = CompileSection.keys.values()
     facts += [f"`compile.{key.name}` adds it." for key in keys if key.adds == each.name]
     text = " ".join(facts)
     if alone:

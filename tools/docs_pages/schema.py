@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs_pages.lists import listed
-from torchloom.config.fields import Key, Section, keys_of
+from torchloom.config.fields import Key, Section
 from torchloom.config.kinds import show
 from torchloom.config.optimizer import DEEPSPEED_ONLY, TABLES
 from torchloom.config.scheduler import SCHEDULES
@@ -29,13 +29,13 @@ def render_reference() -> str:
 def _find_sections(of: type[Section], path: str, places: dict[type[Section], list[str]]) -> None:
     """Collect each section with the paths at which it stands."""
     places.setdefault(of, []).append(path)
-    for key in keys_of(of).values():
+    for key in of.keys.values():
         if key.section is not None:
             _find_sections(key.section, f"{path}.{key.name}" if path else key.name, places)
 
 
 def _section_table(of: type[Section], paths: list[str]) -> str:
-    keys = keys_of(of).values()
+    keys = of.keys.values()
     title = ", ".join(f"`{path}`" for path in paths if path) or "Top level"
     summary = (of.__doc__ or "").strip().splitlines()[0]
     used = [key for key in keys if key.treatment == "used"]

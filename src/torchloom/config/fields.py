@@ -1,4 +1,4 @@
-"""How one key of the schema is declared, and how it is read back.
+"""Declare the keys of a section: what each takes, its default, its documentation, and what happens with it.
 
 Each key says what torchloom does with it:
 
@@ -7,39 +7,34 @@ Each key says what torchloom does with it:
     no effect   accepted, changes nothing; a warning when it asks for something
     refused     an error when it asks for something, silent when it is off
 
-The declaration is plain data in the field's JSON schema, so checks, messages and docs/config.md use the
-same text.
+Checks, messages and docs/config.md are made of these declarations.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar, cast, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
+from torchloom.config.frozen import FrozenMap
+from torchloom.config.kinds import Kind, anything, mapping
 
-RecordT = TypeVar("RecordT")
+T = TypeVar("T")
+SectionT = TypeVar("SectionT", bound="Section")
 Treatment = Literal["used", "hint", "no effect", "refused"]
 OnAuto = Literal["default", "derive", "refuse"]
-
-
-class Section(BaseModel):
-    """A JSON object with known keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
     """What the schema says of one key."""
 
-    name: str
+    name: str = ""
     doc: str
-    default: object
-    treatment: Treatment
+    default: object = None
+    treatment: Treatment = "used"
+    take: Kind = anything
+    """Reads what the user wrote, or refuses it."""
     auto: OnAuto = "default"
     """What "auto" means if the caller gives no value for it."""
     aliases: tuple[str, ...] = ()
@@ -59,40 +54,37 @@ class Key:
     section: type[Section] | None = None
 
 
-def used(
-    default: object,
-    doc: str,
-    *,
-    auto: OnAuto = "default",
-    aliases: tuple[str, ...] = (),
-    old: tuple[str, ...] = (),
-    option: str = "",
-    adds: str = "",
-) -> Any:
+class Section:
+    """A JSON object with known keys: a class attribute declares each, an instance holds their values."""
+
+    keys: ClassVar[Mapping[str, Key]] = {}
+
+    def __init_subclass__(cls) -> None:
+        own = {
+            name: replace(key, name=name) for name, key in vars(cls).items() if isinstance(key, Key)
+        }
+        cls.keys = {**cls.keys, **own}
+
+    def __init__(self, **values: object) -> None:
+        self.given = frozenset(values)
+        """The keys that the user gave."""
+        for name, key in self.keys.items():
+            setattr(self, name, values.get(name, key.default))
+
+
+def used(take: Callable[[object], T], default: object, doc: str, **more: Any) -> T:
     """Declare a key that takes effect.
 
     Args:
+        take: reads what the user wrote.
         default: the value when the key is not given.
         doc: what the key does, as docs/config.md shows it.
-        auto: what "auto" means if the caller gives no value for it.
-        aliases: other names, accepted without a warning.
-        old: deprecated names, accepted with a warning.
-        option: the option of a pass that the key sets, as "pass.option"; then no other code reads the key.
-        adds: the pass that is added if the key is true.
+        more: other fields of `Key`.
     """
-    return _field(
-        default,
-        doc,
-        treatment="used",
-        auto=auto,
-        aliases=aliases,
-        old=old,
-        option=option,
-        adds=adds,
-    )
+    return cast("T", Key(take=take, default=default, doc=doc, **more))
 
 
-def section(of: type[Section], doc: str, *, aliases: tuple[str, ...] = ()) -> Any:
+def section(of: type[SectionT], doc: str, *, aliases: tuple[str, ...] = ()) -> SectionT:
     """Declare a nested object that is all defaults when it is not given.
 
     Args:
@@ -100,70 +92,53 @@ def section(of: type[Section], doc: str, *, aliases: tuple[str, ...] = ()) -> An
         doc: what the key does.
         aliases: other names of the key.
     """
-    extra: dict[str, Any] = {"treatment": "used", "aliases": list(aliases)}
-    return Field(default_factory=of, description=doc, json_schema_extra=extra)
+    return used(mapping, of(), doc, section=of, aliases=aliases)  # type: ignore[return-value]
 
 
-def free_form(doc: str) -> Any:
+def absent(of: type[SectionT], doc: str) -> SectionT | None:
+    """Declare a nested object that is None when it is not given."""
+    return used(mapping, None, doc, section=of)  # type: ignore[return-value]
+
+
+def free_form(doc: str) -> Mapping[str, object]:
     """Declare an object whose keys are checked elsewhere."""
-    extra: dict[str, Any] = {"treatment": "used", "free_form": True}
-    return Field(default_factory=dict, description=doc, json_schema_extra=extra)
+    return used(mapping, FrozenMap(), doc, free_form=True)
 
 
-def hint(doc: str, instead: str, *, aliases: tuple[str, ...] = ()) -> Any:
+def hint(doc: str, instead: str, **more: Any) -> Any:
     """Declare a key that is treated as a hint.
 
     Args:
         doc: what the key asks for.
         instead: what torchloom does instead; "" if the code that reads the key reports that itself.
-        aliases: other names of the key.
+        more: other fields of `Key`.
     """
-    return _field(None, doc, treatment="hint", aliases=aliases, instead=instead)
+    return Key(doc=doc, instead=instead, treatment="hint", **more)
 
 
-def no_effect(default: object, doc: str, instead: str, *, gated: bool = False) -> Any:
+def no_effect(doc: str, instead: str, **more: Any) -> Any:
     """Declare a key that changes nothing.
 
     Args:
-        default: a value that asks for nothing, so it gives no warning.
         doc: what the key asks for, as in "no effect (DOC)".
         instead: what happens instead, or what to do instead.
-        gated: whether the feature is off unless `enabled: true` is inside the value.
+        more: other fields of `Key`; the default is a value that asks for nothing.
     """
-    return _field(default, doc, treatment="no effect", instead=instead, gated=gated)
+    return Key(doc=doc, instead=instead, treatment="no effect", **more)
 
 
-def refused(
-    doc: str,
-    instead: str,
-    *,
-    default: bool | None = None,
-    idle: tuple[object, ...] = (),
-    gated: bool = False,
-    aliases: tuple[str, ...] = (),
-) -> Any:
+def refused(doc: str, instead: str, **more: Any) -> Any:
     """Declare a key that is an error when it asks for something.
 
     Args:
         doc: what the key asks for, as in "asks for DOC".
         instead: what to do instead.
-        default: True if false is what asks for something.
-        idle: values, beside null, false and 0, that ask for nothing.
-        gated: whether the feature is off unless `enabled: true` is inside the value.
-        aliases: other names of the key.
+        more: other fields of `Key`; the default is True if false is what asks for something.
     """
-    return _field(
-        default, doc, treatment="refused", instead=instead, idle=idle, gated=gated, aliases=aliases
-    )
+    return Key(doc=doc, instead=instead, treatment="refused", **more)
 
 
-@functools.cache
-def keys_of(of: type[Section]) -> Mapping[str, Key]:
-    """Return the keys of a section by name, in the order of their declaration."""
-    return {name: _key(name, info) for name, info in of.model_fields.items()}
-
-
-def record_of(of: type[RecordT], section: Section, **converted: Any) -> RecordT:
+def record_of(of: type[T], section: Section, **converted: Any) -> T:
     """Return a record whose fields are the keys of the same name in a section.
 
     Args:
@@ -171,7 +146,7 @@ def record_of(of: type[RecordT], section: Section, **converted: Any) -> RecordT:
         section: as the user wrote it.
         converted: values of fields that differ from their key, or have none.
     """
-    same = {each.name for each in fields(cast("Any", of))} & keys_of(type(section)).keys()
+    same = {each.name for each in fields(cast("Any", of))} & section.keys.keys()
     return of(**{**{name: getattr(section, name) for name in same}, **converted})
 
 
@@ -179,8 +154,7 @@ def asks(value: object, key: Key) -> bool:
     """Return whether a value asks for the feature, rather than leaving it off.
 
     Example:
-        >>> asks({"enabled": False, "ratio": 0.5}, Key(name="x", doc="", default=None,
-        ...      treatment="refused"))
+        >>> asks({"enabled": False, "ratio": 0.5}, Key(name="x", doc="", treatment="refused"))
         False
     """
     if isinstance(value, Mapping):
@@ -195,33 +169,3 @@ def asks(value: object, key: Key) -> bool:
     if value in (None, False, 0, "", "none", "auto") or value == []:
         return False
     return value != key.default and value not in key.idle
-
-
-def _field(default: object, doc: str, **extra: Any) -> Any:
-    filled = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in extra.items()
-    }
-    return Field(default=default, description=doc, json_schema_extra=filled)
-
-
-def _key(name: str, info: FieldInfo) -> Key:
-    extra: dict[str, Any] = {}
-    if isinstance(info.json_schema_extra, dict):
-        extra = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in info.json_schema_extra.items()
-        }
-    return Key(
-        name=name,
-        doc=info.description or "",
-        default=info.get_default(call_default_factory=False),
-        section=_section_in(info.annotation),
-        **extra,
-    )
-
-
-def _section_in(annotation: object) -> type[Section] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchloom.config.kinds import show
+from torchloom.config.kinds import Kind, RefusedError, number_in, show
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +59,14 @@ class Findings:
     """Paths that are "auto" and need a value from the caller."""
 
     def error(self, path: str, what: str, fix: str) -> None:
-        """Add an error, unless this path already has the same one.
+        """Add an error.
 
         Args:
             path: the key, as the user wrote it.
             what: what is wrong.
             fix: what to do.
         """
-        problem = Problem(path=path, what=what, fix=fix)
-        if problem not in self.errors:
-            self.errors.append(problem)
+        self.errors.append(Problem(path=path, what=what, fix=fix))
 
     def leave_open(self, path: str) -> None:
         """Note an "auto" that has no value and no default: the caller has to give one."""
@@ -94,6 +92,27 @@ class Findings:
         """
         self.hints.append(Hint(path=path, asked=asked, used=used, why=why))
 
+    def take(self, kind: Kind, value: object, path: str) -> object:
+        """Return what `kind` reads; a refused value is an error and None.
+
+        Text that is a number is read as one with a warning, as DeepSpeed does, where the kind takes numbers.
+
+        Args:
+            kind: reads the value.
+            value: as the user wrote it.
+            path: the key.
+        """
+        try:
+            return kind(value)
+        except RefusedError as refusal:
+            if (number := number_in(value)) is None:
+                self.error(path, refusal.what, refusal.fix)
+                return None
+        if (taken := self.take(kind, number, path)) is not None:
+            told = f"{show(value)} is text, read as {show(number)}: write it without quotes"
+            self.warn(path, told)
+        return taken
+
     def has_error_at(self, *paths: str) -> bool:
         """Return whether one of these paths, or a part of it, has an error or is left open."""
         wrong = [*(error.path for error in self.errors), *self.open]
@@ -114,32 +133,3 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
-
-
-def misspelt(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` misspells: one edit away, or two from 9 letters on.
-
-    Example:
-        >>> misspelt("zero_optimisation", ["zero_optimization"]), misspelt("notes", ["nodes_x"])
-        ('zero_optimization', None)
-    """
-    if len(word) < 4:
-        return None
-    most = 1 if len(word) < 9 else 2
-    near = {name: _edits(word.lower(), name, most) for name in known}
-    best = min(near, key=lambda name: near[name], default=None)
-    return best if best is not None and near[best] <= most else None
-
-
-def _edits(left: str, right: str, most: int) -> int:
-    """Return the letters to insert, remove, replace or swap to get from one word to the other."""
-    if abs(len(left) - len(right)) > most:
-        return most + 1
-    before, row = [], list(range(len(right) + 1))
-    for i, a in enumerate(left):
-        older, before, row = before, row, [i + 1]
-        for j, b in enumerate(right):
-            row.append(min(before[j] + (a != b), before[j + 1] + 1, row[j] + 1))
-            if i and j and (a, left[i - 1]) == (right[j - 1], b):
-                row[-1] = min(row[-1], older[j - 1] + 1)
-    return row[-1]

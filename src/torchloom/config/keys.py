@@ -1,45 +1,30 @@
-"""Replace the keys that users write by the keys of the schema.
+"""Read a document along the schema, key by key, into its sections.
 
     {"zero_optimization": {"prefetch_bucket_size": "auto", "stag": 3}}
-        -> {"zero_optimization": {}}
-           + "stage3_prefetch_bucket_size" is "auto"
+        -> "stage3_prefetch_bucket_size" is "auto"
            + error: unknown key zero_optimization.stag, did you mean zero_optimization.stage?
 
-Aliases are replaced by the schema's names, misspelt keys are errors, other unknown keys give warnings, and null
-counts as not given.
-"auto" is replaced by the caller's value or a documented default, or is derived by a later step.
+Aliases mean the schema's names, null counts as not given, and "auto" is the caller's value or a documented
+default, or is derived by a later step. A value that its key does not take is an error and left out.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchloom.config.fields import Key, Section, keys_of
-from torchloom.config.findings import Findings, misspelt, nearest
+from torchloom.config.fields import Key, SectionT, asks
+from torchloom.config.findings import Findings
 from torchloom.config.jsonc import join
 from torchloom.config.kinds import show
-from torchloom.config.schema import ConfigSchema
+from torchloom.config.unknown_keys import tell_unknown
 
 AUTO = "auto"
-_HOMES = {
-    **{
-        name: f"optimizer.params.{name}"
-        for name in ("lr", "betas", "eps", "weight_decay", "momentum")
-    },
-    **{
-        name: f"scheduler.params.{name}"
-        for name in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
-    },
-    "learning_rate": "optimizer.params.lr",
-    "batch_size": "train_batch_size",
-}
 
 
 @dataclass(slots=True)
 class Written:
-    """Facts about what was written that the cleaned tree no longer shows."""
+    """Facts about what was written that the sections do not show."""
 
     auto: set[str] = field(default_factory=set)
     """Paths that are "auto" without a value from the caller; their values are derived later."""
@@ -57,68 +42,67 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaner:
-    """Walks a document along the schema; `values` are the caller's for "auto"."""
+class Reader:
+    """Reads a document into sections; `values` are the caller's for "auto"."""
 
     values: Mapping[str, object]
     findings: Findings
     written: Written
 
-    def clean(self, tree: dict[str, object]) -> dict[str, object]:
-        """Return the document with the schema's keys only."""
-        return self._section(ConfigSchema, self._without_dotted(tree), "", "")
+    def section(
+        self, of: type[SectionT], tree: Mapping[str, object], path: str = "", theirs: str = ""
+    ) -> SectionT:
+        """Return a section filled from `tree`.
 
-    def _without_dotted(self, tree: dict[str, object]) -> dict[str, object]:
-        for name in tree:
-            if "." not in name:
-                continue
-            known = name if name in known_paths() else nearest(name, known_paths())
-            nested = _nested(known or name, tree[name])
-            self.findings.warn(
-                name, f"a dotted key is ignored, as DeepSpeed does; nest it: {nested}"
-            )
-        return {name: value for name, value in tree.items() if "." not in name}
-
-    def _section(
-        self, of: type[Section], tree: Mapping[str, object], ours: str, theirs: str
-    ) -> dict[str, object]:
-        names = _names_of(of)
-        cleaned: dict[str, object] = {}
+        Args:
+            of: the schema of the section.
+            tree: what the user wrote.
+            path: of the section; "" for the whole document.
+            theirs: the path as the user wrote it.
+        """
+        names = {
+            name: key for key in of.keys.values() for name in (key.name, *key.aliases, *key.old)
+        }
+        seen: dict[str, object] = {}
+        taken: dict[str, object] = {}
         for name, value in tree.items():
-            given = join(theirs, name)
-            key = names.get(name)
-            if key is None:
-                self._unknown(given, name, of, theirs)
+            if (key := names.get(name)) is None:
+                tell_unknown(of, name, theirs, self.findings)
                 continue
-            path = join(ours, key.name)
-            if path != given:
-                self.written.renamed[path] = given
+            here, given = join(path, key.name), join(theirs, name)
+            if here != given:
+                self.written.renamed[here] = given
             if name in key.old:
                 self.findings.warn(given, f"a deprecated name; write {join(theirs, key.name)}")
-            if key.name in cleaned and cleaned[key.name] != value:
+            if key.name in seen and seen[key.name] != value:
                 fix = f"keep {join(theirs, key.name)} alone"
                 self.findings.error(given, "the same setting is given under two names", fix)
-            self._entry(cleaned, key, value, path, given)
-        return cleaned
+            seen[key.name] = value
+            if value is None:
+                self.written.null.add(here)
+            elif (found := self._value(key, value, here, given)) is not None:
+                taken[key.name] = found
+        return of(**taken)
 
-    def _entry(
-        self, cleaned: dict[str, object], key: Key, value: object, path: str, given: str
-    ) -> None:
-        if value is None:
-            self.written.null.add(path)
-        elif value == AUTO and key.section is None:
-            if (resolved := self._auto(key, path, given)) is not None:
-                cleaned[key.name] = resolved
-        elif key.section is not None and isinstance(value, Mapping):
-            cleaned[key.name] = self._section(key.section, value, path, given)
+    def _value(self, key: Key, value: object, path: str, given: str) -> object:
+        """Return what a key is set to; None if it has no value, or a wrong one."""
+        if key.section is not None and isinstance(value, Mapping):
+            return self.section(key.section, value, path, given)
+        if value == AUTO and key.section is None:
+            value = self._auto(key, path, given)
         elif key.free_form and isinstance(value, Mapping):
-            cleaned[key.name] = self._free_form(value, path, given)
-        else:
-            cleaned[key.name] = value
+            value = {
+                name: self._from_caller(join(path, name), join(given, name), item)
+                for name, item in value.items()
+            }
+        taken = None if value is None else self.findings.take(key.take, value, path)
+        if taken is not None and key.treatment != "used":
+            _tell(key, taken, path, self.findings)
+        return taken
 
     def _auto(self, key: Key, path: str, given: str) -> object:
         """Return the value that "auto" takes, None when it has none yet."""
-        if (value := self._from_caller(path, given)) is not None:
+        if (value := self._from_caller(path, given, AUTO)) != AUTO:
             return value
         if key.auto == "derive":
             self.written.auto.add(path)
@@ -129,63 +113,23 @@ class Cleaner:
             self.findings.info(given, f'"auto" became the default: {shown}')
         return None
 
-    def _free_form(self, tree: Mapping[str, object], path: str, given: str) -> dict[str, object]:
-        """Resolve the "auto" of free-form keys with the caller's values alone."""
-        resolved = {}
-        for name, value in tree.items():
-            caller = None
-            if value == AUTO:
-                caller = self._from_caller(join(path, name), join(given, name))
-            resolved[name] = value if caller is None else caller
-        return resolved
-
-    def _from_caller(self, path: str, given: str) -> object:
-        value = self.values.get(given, self.values.get(path))
-        if value == AUTO:
-            return None
-        if value is not None:
-            self.findings.info(given, f'"auto" became {show(value)}, given by the caller')
-        return value
-
-    def _unknown(self, given: str, name: str, of: type[Section], theirs: str) -> None:
-        if (meant := misspelt(name, _names_of(of))) is not None:
-            self.findings.error(given, "unknown key", f"did you mean {join(theirs, meant)}?")
-            return
-        close = nearest(name, keys_of(of))
-        suggestion = join(theirs, close) if close else _elsewhere(name)
-        ending = f"did you mean {suggestion}?" if suggestion else "remove it or check its spelling"
-        self.findings.warn(given, f"unknown key, ignored: {ending}")
+    def _from_caller(self, path: str, given: str, value: object) -> object:
+        """Return the caller's value for an "auto", else the value itself."""
+        theirs = self.values.get(given, self.values.get(path))
+        if value != AUTO or theirs in (None, AUTO):
+            return value
+        self.findings.info(given, f'"auto" became {show(theirs)}, given by the caller')
+        return theirs
 
 
-@functools.cache
-def known_paths() -> tuple[str, ...]:
-    """Return the dotted path of every key of the schema."""
-    return tuple(_paths(ConfigSchema, ""))
-
-
-def _paths(of: type[Section], path: str) -> Iterator[str]:
-    for key in keys_of(of).values():
-        here = join(path, key.name)
-        yield here
-        if key.section is not None:
-            yield from _paths(key.section, here)
-
-
-@functools.cache
-def _names_of(of: type[Section]) -> Mapping[str, Key]:
-    """Return the keys of a section under all their names."""
-    keys = keys_of(of).values()
-    return {name: key for key in keys for name in (key.name, *key.aliases, *key.old)}
-
-
-def _elsewhere(name: str) -> str | None:
-    """Return the known path that ends in this name, when the key only sits in the wrong place."""
-    last_parts = {path.rpartition(".")[2]: path for path in reversed(known_paths())} | _HOMES
-    close = nearest(name, last_parts) if name not in last_parts else name
-    return last_parts[close] if close else None
-
-
-def _nested(path: str, value: object) -> str:
-    head, _, tail = path.partition(".")
-    inner = _nested(tail, value) if tail else show(value)
-    return f"{{{show(head)}: {inner}}}"
+def _tell(key: Key, value: object, path: str, findings: Findings) -> None:
+    """Add the hint, warning or error of a key that does not simply take effect."""
+    if key.treatment == "hint" and key.instead:
+        if key.name == "overlap_comm" and value is False:  # the opposite happens
+            findings.warn(path, f"{show(value)} has no effect: {key.instead}")
+        else:
+            findings.hint(path, asked=value, used=None, why=key.instead)
+    elif key.treatment == "no effect" and asks(value, key):
+        findings.warn(path, f"no effect ({key.doc}): {key.instead}")
+    elif key.treatment == "refused" and asks(value, key):
+        findings.error(path, f"asks for {key.doc}, which this release does not have", key.instead)

@@ -11,9 +11,10 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 Kind: TypeAlias = "Callable[[object], object]"
+WordT = TypeVar("WordT", bound=str)
 
 DTYPES = {
     "fp32": "fp32",
@@ -48,6 +49,17 @@ def show(value: object) -> str:
     except (TypeError, ValueError):
         text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def anything(value: object) -> object:
+    """Take any value; text that is a number or a switch is read as one."""
+    read = number_in(value)
+    return value if read is None else read
+
+
+def norm(value: object) -> float:
+    """Take the largest norm of gradients; false, as DeepSpeed reads it, is 0: no clipping."""
+    return 0.0 if value is False else number()(value)
 
 
 def flag(value: object) -> bool:
@@ -139,7 +151,7 @@ def any_text(value: object) -> str:
     raise RefusedError(f"{show(value)} is not text", "write a string")
 
 
-def word(*words: str) -> Callable[[object], str]:
+def word(*words: WordT) -> Callable[[object], WordT]:
     """Return the kind of one of these words, in any case; it raises `RefusedError` for others.
 
     Example:
@@ -147,7 +159,7 @@ def word(*words: str) -> Callable[[object], str]:
         'cpu'
     """
 
-    def take(value: object) -> str:
+    def take(value: object) -> WordT:
         if isinstance(value, str):
             for candidate in words:
                 if candidate.lower() == value.lower():
@@ -266,11 +278,6 @@ def number_in(value: object) -> int | float | None:
         return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
     except ValueError:
         return None
-
-
-def read_as(text: object, number: float) -> str:
-    """Return the warning for a text that is read as a number."""
-    return f"{show(text)} is text, read as {show(number)}: write it without quotes"
 
 
 def _real(value: object) -> float:

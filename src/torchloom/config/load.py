@@ -13,27 +13,26 @@ from dataclasses import dataclass, replace
 
 from torchloom.config import source as reading
 from torchloom.config.batch import resolve_batch
-from torchloom.config.compiling import resolve_compile
+from torchloom.config.compiling import resolve_compile, resolve_extra_passes, resolve_pass_options
 from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
 from torchloom.config.frozen import frozen_map
-from torchloom.config.keys import Cleaner, Written, known_paths
+from torchloom.config.keys import Reader, Written
 from torchloom.config.kinds import show
-from torchloom.config.model import CheckpointConfig, Config
+from torchloom.config.model import CheckpointConfig, Config, TimeoutsConfig
 from torchloom.config.monitors import resolve_monitors
 from torchloom.config.non_finite import resolve_non_finite
-from torchloom.config.notices import tell_treatments
 from torchloom.config.offload import resolve_offload
 from torchloom.config.optimizer import resolve_optimizer
-from torchloom.config.pass_options import resolve_extra_passes, resolve_pass_options
 from torchloom.config.precision import resolve_precision
 from torchloom.config.scheduler import resolve_scheduler
-from torchloom.config.schema import ConfigSchema
-from torchloom.config.timeouts import resolve_timeouts
-from torchloom.config.validate import validated
+from torchloom.config.schema import ConfigSchema, TimeoutsSection
+from torchloom.config.unknown_keys import known_paths, without_dotted
 from torchloom.config.zero import resolve_zero
 from torchloom.errors import ConfigError
 
+_MARGIN_S = 60.0
+"""The process group times out later than torchloom's own limits, because torchloom's errors say more."""
 _FREE_FORM = ("optimizer.params.", "scheduler.params.", "compile.kwargs.")
 
 
@@ -125,11 +124,9 @@ def check_config(
     counted = {name: value for name, value in document.tree.items() if name not in replaced}
     for name in document.tree.keys() & set(replaced):
         findings.info(name, f"not used: the {name} that the caller gives takes its place")
-    counted = _with_new_offloads(counted, findings, written)
-    tree = Cleaner(values, findings, written).clean(counted)
+    counted = without_dotted(counted, findings)
+    schema = Reader(values, findings, written).section(ConfigSchema, counted)
     _tell_unknown_values(values, findings)
-    schema = validated(tree, findings)
-    tell_treatments(schema, findings)
     config = _resolve(schema, world_size, written, findings)
     notes = tuple(replace(note, path=written.path(note.path)) for note in findings.notes)
     hints = tuple(replace(hint, path=written.path(hint.path)) for hint in findings.hints)
@@ -152,7 +149,7 @@ def _resolve(
     optimizer = resolve_optimizer(schema.optimizer, findings)
     zero = resolve_zero(schema.zero_optimization, precision, world_size, findings)
     compiling = resolve_compile(schema.compile, schema.zero_optimization.stage, written, findings)
-    offload = resolve_offload(schema, world_size, findings)
+    offload = resolve_offload(schema, world_size, written, findings)
     return Config(
         batch=resolve_batch(schema, world_size, written, findings),
         zero=zero,
@@ -167,7 +164,7 @@ def _resolve(
             pass_options=resolve_pass_options(schema.compile, zero),
             extra_passes=resolve_extra_passes(schema.compile, offload),
         ),
-        timeouts=resolve_timeouts(schema.timeouts),
+        timeouts=_timeouts(schema.timeouts),
         checkpoint=record_of(CheckpointConfig, schema.checkpoint),
         monitors=resolve_monitors(schema.tensorboard, schema.wandb, schema.csv_monitor),
         steps_per_print=schema.steps_per_print,
@@ -177,33 +174,10 @@ def _resolve(
     )
 
 
-_OLD_OFFLOADS = {
-    "cpu_offload": "offload_optimizer",
-    "cpu_offload_param": "offload_param",
-    "cpu_offload_params": "offload_param",  # as DeepSpeed's first tutorials of stage 3 write it
-}
-
-
-def _with_new_offloads(
-    tree: dict[str, object], findings: Findings, written: Written
-) -> dict[str, object]:
-    """Translate the old switches of offloads, as DeepSpeed does, into the sections that took their place."""
-    zero = tree.get("zero_optimization")
-    if not isinstance(zero, Mapping):
-        return tree
-    found = dict(zero)
-    for old, new in _OLD_OFFLOADS.items():
-        if not isinstance(zero.get(old), bool):
-            continue
-        asks = found.pop(old)
-        path = f"zero_optimization.{old}"
-        if asks and new not in found:
-            found[new] = {"device": "cpu"}
-            written.renamed[f"zero_optimization.{new}"] = path
-            findings.warn(path, f'a deprecated name; write {new}: {{"device": "cpu"}}')
-        elif asks:
-            findings.warn(path, f"a deprecated name; {new} is given, too, and counts")
-    return {**tree, "zero_optimization": found}
+def _timeouts(section: TimeoutsSection) -> TimeoutsConfig:
+    longest = max(section.step_s, section.compile_s, section.agree_s)
+    group = section.process_group_s or longest + _MARGIN_S
+    return record_of(TimeoutsConfig, section, process_group_s=group)
 
 
 def _clipping(schema: ConfigSchema, written: Written, findings: Findings) -> float:

@@ -6,9 +6,43 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchloom.config.fields import record_of
-from torchloom.config.schema_monitors import CsvSection, TensorBoardSection, WandbSection
+from torchloom.config.fields import Section, record_of, used
+from torchloom.config.kinds import any_text, flag
 from torchloom.errors import ConfigError
+
+_FOLDER = "folder above the run's own; the default is the folder that the program runs in"
+_JOB = "name of the run's folder"
+JOB_NAME = "DeepSpeedJobName"
+
+
+class TensorBoardSection(Section):
+    """Numbers of each step, written by rank 0 for TensorBoard; needs the package `tensorboard`."""
+
+    enabled = used(flag, False, "write event files; see [metrics.md](metrics.md)")
+    output_path = used(any_text, "", _FOLDER)
+    job_name = used(any_text, JOB_NAME, _JOB)
+
+
+class WandbSection(Section):
+    """Numbers of each step, logged by rank 0 to Weights & Biases; needs the package `wandb`."""
+
+    enabled = used(flag, False, "log to the run that is open, or start one")
+    project = used(any_text, "deepspeed", "project of a run that is started")
+    team = used(
+        any_text,
+        None,
+        "entity of a run that is started; the default is the account's",
+        aliases=("entity",),
+    )
+    group = used(any_text, None, "group of a run that is started")
+
+
+class CsvSection(Section):
+    """Numbers of each step, written by rank 0 to one CSV file for each number."""
+
+    enabled = used(flag, False, "write CSV files; see [metrics.md](metrics.md)")
+    output_path = used(any_text, "", _FOLDER)
+    job_name = used(any_text, JOB_NAME, _JOB)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +51,7 @@ class FolderConfig:
 
     output_path: str = ""
     """The folder above; "" is the one that the program runs in."""
-    job_name: str = "DeepSpeedJobName"
+    job_name: str = JOB_NAME
     """The folder in it."""
 
     @property

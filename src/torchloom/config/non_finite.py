@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 from torchloom.config.findings import Findings
 from torchloom.config.model import NonFiniteConfig, PrecisionConfig
 from torchloom.config.schema import ConfigSchema
@@ -17,7 +19,7 @@ def resolve_non_finite(
         precision: the resolved types; bf16 may switch the check off.
         findings: collects errors, notes and hints.
     """
-    is_given = "non_finite" in schema.model_fields_set
+    is_given = "non_finite" in schema.given
     is_unchecked = precision.dtype == "bf16" and not schema.bf16.check_grad_overflow
     if is_unchecked and is_given:
         findings.error(
@@ -38,7 +40,7 @@ def resolve_non_finite(
             'makes on purpose: write "skip", or a constant fp16.loss_scale',
         )
     return NonFiniteConfig(
-        policy=schema.non_finite,
+        policy=cast("Literal['skip', 'raise', 'stop']", schema.non_finite),
         checks=not is_unchecked,
         max_consecutive_skips=_max_skips(schema, findings),
     )
@@ -47,9 +49,9 @@ def resolve_non_finite(
 def _max_skips(schema: ConfigSchema, findings: Findings) -> int:
     name = "max_consecutive_skips"
     here, older = schema.max_consecutive_skips, schema.fp16.max_consecutive_skips
-    if name not in schema.fp16.model_fields_set:
+    if name not in schema.fp16.given:
         return here
-    if name in schema.model_fields_set and here != older:
+    if name in schema.given and here != older:
         findings.error(
             f"fp16.{name}", f"{older}, but {name} is {here} at the top level", "remove one of them"
         )

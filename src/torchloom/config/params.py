@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torchloom.config.findings import Findings, nearest
 from torchloom.config.keys import AUTO
-from torchloom.config.kinds import Kind, RefusedError, number_in, read_as, show
+from torchloom.config.kinds import Kind, show
 
 NO_AUTO: Mapping[str, object] = {}
 
@@ -48,29 +48,6 @@ def check_params(
             findings.info(here, f'"auto" became {"the default" if value is None else show(value)}')
         if value is None:
             continue
-        try:
-            taken[name] = table[name](value)
-        except RefusedError as refusal:
-            if (number := number_in(value)) is None:
-                findings.error(here, refusal.what, refusal.fix)
-            else:
-                _take_number(taken, name, table[name], (value, number), here, findings)
+        if (read := findings.take(table[name], value, here)) is not None:
+            taken[name] = read
     return taken
-
-
-def _take_number(
-    taken: dict[str, object],
-    name: str,
-    kind: Kind,
-    read: tuple[object, float],
-    here: str,
-    findings: Findings,
-) -> None:
-    """Take a text that is a number for the number, with a warning, if the parameter may be one."""
-    text, number = read
-    try:
-        taken[name] = kind(number)
-    except RefusedError as refusal:
-        findings.error(here, refusal.what, refusal.fix)
-    else:
-        findings.warn(here, read_as(text, number))

@@ -6,29 +6,20 @@ torchloom does not build are in `schema_others`.
 
 from __future__ import annotations
 
-from torchloom.config.fields import Section, free_form, hint, no_effect, refused, section, used
-from torchloom.config.schema_compile import CompileSection
-from torchloom.config.schema_monitors import CsvSection, TensorBoardSection, WandbSection
-from torchloom.config.schema_others import OtherKeys
-from torchloom.config.schema_types import (
-    AnyValue,
-    Clip,
-    DTypeName,
-    Flag,
-    Items,
-    MaybeCount,
-    MaybeFlag,
-    MaybeNames,
-    MaybeSeconds,
-    Name,
-    NonFinite,
-    Positive,
-    PrintEvery,
-    Scale,
-    ScalePower,
-    Seconds,
-    Seed,
+from torchloom.config.fields import (
+    Section,
+    absent,
+    free_form,
+    hint,
+    no_effect,
+    refused,
+    section,
+    used,
 )
+from torchloom.config.kinds import above, dtype, flag, names, norm, number, text, whole, word
+from torchloom.config.monitors import CsvSection, TensorBoardSection, WandbSection
+from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_others import OtherKeys
 from torchloom.config.schema_zero import ZeroSection
 
 MASTER_FP32 = "remove it; torchloom keeps fp32 master shards and optimizer states"
@@ -37,46 +28,48 @@ MASTER_FP32 = "remove it; torchloom keeps fp32 master shards and optimizer state
 class Fp16Section(Section):
     """Mixed precision with fp16 and a scaled loss."""
 
-    enabled: Flag = used(False, "compute in fp16 with a scaled loss", auto="derive")
-    loss_scale: Scale = used(0.0, "constant loss scale; 0 means dynamic scaling")
-    initial_scale_power: ScalePower = used(16, "dynamic scaling starts at 2 to this power")
-    loss_scale_window: Positive = used(1000, "steps without overflow before the scale doubles")
-    hysteresis: Positive = used(2, "overflows tolerated before the scale halves")
-    consecutive_hysteresis: Flag = used(
-        False, "a step without overflow resets the count of tolerated overflows"
+    enabled = used(flag, False, "compute in fp16 with a scaled loss", auto="derive")
+    loss_scale = used(number(), 0.0, "constant loss scale; 0 means dynamic scaling")
+    initial_scale_power = used(whole(0, 127), 16, "dynamic scaling starts at 2 to this power")
+    loss_scale_window = used(whole(1), 1000, "steps without overflow before the scale doubles")
+    hysteresis = used(whole(1), 2, "overflows tolerated before the scale halves")
+    consecutive_hysteresis = used(
+        flag, False, "a step without overflow resets the count of tolerated overflows"
     )
-    min_loss_scale: Scale = used(1.0, "lowest value of the dynamic scale")
-    max_consecutive_skips: Positive = used(
-        50, "the same as `max_consecutive_skips` at the top level, which replaces it"
+    min_loss_scale = used(number(), 1.0, "lowest value of the dynamic scale")
+    max_consecutive_skips = used(
+        whole(1), 50, "the same as `max_consecutive_skips` at the top level, which replaces it"
     )
-    auto_cast: MaybeFlag = hint("cast inputs to fp16", "floating-point inputs are always cast")
-    fp16_master_weights_and_grads: AnyValue = refused("fp16 master weights", MASTER_FP32)
+    auto_cast = hint("cast inputs to fp16", "floating-point inputs are always cast")
+    fp16_master_weights_and_grads = refused("fp16 master weights", MASTER_FP32)
 
 
 class Bf16Section(Section):
     """Mixed precision with bf16."""
 
-    enabled: Flag = used(False, "compute in bf16", auto="derive")
-    check_grad_overflow: Flag = used(
-        True, "check the gradients of each step for NaN and Inf; see `non_finite`"
+    enabled = used(flag, False, "compute in bf16", auto="derive")
+    check_grad_overflow = used(
+        flag, True, "check the gradients of each step for NaN and Inf; see `non_finite`"
     )
-    immediate_grad_update: MaybeFlag = hint(
+    immediate_grad_update = hint(
         "accumulate each gradient as soon as it is computed",
         "gradients are reduced as soon as they are computed",
     )
-    bf16_master_weights_and_grads: AnyValue = refused("bf16 master weights", MASTER_FP32)
-    bf16_optimizer_states: AnyValue = refused("bf16 optimizer states", MASTER_FP32)
+    bf16_master_weights_and_grads = refused("bf16 master weights", MASTER_FP32)
+    bf16_optimizer_states = refused("bf16 optimizer states", MASTER_FP32)
 
 
 class AutocastSection(Section):
     """`torch.autocast` around the model's forward."""
 
-    enabled: Flag = used(False, "run forward under `torch.autocast`; weights keep their type")
-    dtype: DTypeName = used(
+    enabled = used(flag, False, "run forward under `torch.autocast`; weights keep their type")
+    dtype = used(
+        dtype,
         None,
         "type that autocast casts to: bf16 (the default), or fp16 with a scaled loss, see `fp16`",
     )
-    lower_precision_safe_modules: MaybeNames = used(
+    lower_precision_safe_modules = used(
+        names,
         None,
         "classes, such as `torch.nn.Linear`, whose weights compiled code may gather in that type; the "
         "default is all classes. A weight is gathered in that type only if every operator that reads "
@@ -87,42 +80,48 @@ class AutocastSection(Section):
 class DataTypesSection(Section):
     """Types of the training state."""
 
-    grad_accum_dtype: DTypeName = refused(
-        "gradients that accumulate in 16 bits", "remove it; they accumulate in fp32", idle=("fp32",)
+    grad_accum_dtype = refused(
+        "gradients that accumulate in 16 bits",
+        "remove it; they accumulate in fp32",
+        idle=("fp32",),
+        take=dtype,
     )
-    param_dtype: DTypeName = used(
-        None, "must be the type that `bf16`, `fp16` or neither of them chooses"
+    param_dtype = used(
+        dtype, None, "must be the type that `bf16`, `fp16` or neither of them chooses"
     )
-    buffer_dtype: DTypeName = refused(
-        "buffers of another type", "remove it; cast the model's buffers before initialize"
+    buffer_dtype = refused(
+        "buffers of another type",
+        "remove it; cast the model's buffers before initialize",
+        take=dtype,
     )
 
 
 class OptimizerSection(Section):
     """The optimizer that the engine builds."""
 
-    type: Name = used("", "`AdamW`, `Adam` or `SGD`, in any case", auto="refuse")
-    params: Items = free_form("its keyword arguments, listed below")
-    legacy_fusion: MaybeFlag = no_effect(False, "an old fused layout", "remove it")
+    type = used(text, "", "`AdamW`, `Adam` or `SGD`, in any case", auto="refuse")
+    params = free_form("its keyword arguments, listed below")
+    legacy_fusion = no_effect("an old fused layout", "remove it")
 
 
 class SchedulerSection(Section):
     """The learning-rate schedule that the engine builds."""
 
-    type: Name = used("", "name of a schedule, listed below", auto="refuse")
-    params: Items = free_form("its keyword arguments")
+    type = used(text, "", "name of a schedule, listed below", auto="refuse")
+    params = free_form("its keyword arguments")
 
 
 class TimeoutsSection(Section):
     """How long a rank waits for other ranks; torchloom's own keys."""
 
-    step_s: Seconds = used(600.0, "seconds to wait for another rank during a step")
-    compile_s: Seconds = used(1800.0, "seconds to wait for a rank that compiles, loads or saves")
-    agree_s: Seconds = used(
-        120.0, "seconds to wait until all ranks have compared configuration and model"
+    step_s = used(above(0), 600.0, "seconds to wait for another rank during a step")
+    compile_s = used(above(0), 1800.0, "seconds to wait for a rank that compiles, loads or saves")
+    agree_s = used(
+        above(0), 120.0, "seconds to wait until all ranks have compared configuration and model"
     )
-    rendezvous_s: Seconds = used(120.0, "seconds to wait for all ranks to connect")
-    process_group_s: MaybeSeconds = used(
+    rendezvous_s = used(above(0), 120.0, "seconds to wait for all ranks to connect")
+    process_group_s = used(
+        above(0),
         None,
         "timeout in seconds of the process group that `initialize` creates; the default is 60 s more "
         "than the longest of step_s, compile_s and agree_s",
@@ -132,85 +131,84 @@ class TimeoutsSection(Section):
 class CheckpointSection(Section):
     """Defaults for `engine.save_checkpoint`."""
 
-    async_save: Flag = used(
-        False, "torchloom's own: write checkpoints in the background while training continues"
+    async_save = used(
+        flag, False, "torchloom's own: write checkpoints in the background while training continues"
     )
-    keep_last: MaybeCount = used(
-        None, "torchloom's own: number of newest checkpoints to keep; the default keeps all"
+    keep_last = used(
+        whole(1),
+        None,
+        "torchloom's own: number of newest checkpoints to keep; the default keeps all",
     )
-    tag_validation: AnyValue = no_effect(
-        None, "compare tags between ranks", "ranks with different tags are always an error"
+    tag_validation = no_effect(
+        "compare tags between ranks", "ranks with different tags are always an error"
     )
-    load_universal: MaybeFlag = no_effect(
-        False, "load converted checkpoints", "all checkpoints load on any number of ranks"
+    load_universal = no_effect(
+        "load converted checkpoints", "all checkpoints load on any number of ranks"
     )
-    use_node_local_storage: MaybeFlag = refused(
+    use_node_local_storage = refused(
         "checkpoints on node-local disks", "remove it; save to a folder that all ranks share"
     )
-    checkpoint_serialization: MaybeFlag = no_effect(True, "pickle", "files hold plain data only")
-    parallel_write: AnyValue = no_effect(None, "which ranks write", "every rank writes its part")
-    writer: AnyValue = no_effect(None, "how files are written", "there is one way")
+    checkpoint_serialization = no_effect("pickle", "files hold plain data only", default=True)
+    parallel_write = no_effect("which ranks write", "every rank writes its part")
+    writer = no_effect("how files are written", "there is one way")
 
 
 class ConfigSchema(OtherKeys):
     """The keys of the outermost object."""
 
-    train_batch_size: MaybeCount = used(
-        None, "samples per optimizer step, summed over all ranks", auto="derive"
+    train_batch_size = used(
+        whole(1), None, "samples per optimizer step, summed over all ranks", auto="derive"
     )
-    train_micro_batch_size_per_gpu: MaybeCount = used(
-        None, "samples per forward pass of one rank", auto="derive"
+    train_micro_batch_size_per_gpu = used(
+        whole(1), None, "samples per forward pass of one rank", auto="derive"
     )
-    gradient_accumulation_steps: MaybeCount = used(
-        None, "micro-steps per optimizer step", auto="derive"
+    gradient_accumulation_steps = used(
+        whole(1), None, "micro-steps per optimizer step", auto="derive"
     )
-    managed_gradient_accumulation: Flag = used(
-        True, "whether the engine counts micro-steps; `false`: each `step()` updates the weights"
+    managed_gradient_accumulation = used(
+        flag,
+        True,
+        "whether the engine counts micro-steps; `false`: each `step()` updates the weights",
     )
-    gradient_clipping: Clip = used(
+    gradient_clipping = used(
+        norm,
         0.0,
         'largest global gradient norm; 0 turns clipping off (DeepSpeed: 1.0 since 2026-06); "auto" is 1.0',
         auto="derive",
     )
-    non_finite: NonFinite = used(
+    non_finite = used(
+        word("skip", "raise", "stop"),
         "skip",
         "torchloom's own: what all ranks do when a gradient is NaN or Inf: `skip` drops the step, "
         "`raise` raises an error at once, `stop` drops the step and sets `engine.should_stop`",
     )
-    max_consecutive_skips: Positive = used(
-        50, "torchloom's own: steps skipped in a row before training ends with an error"
+    max_consecutive_skips = used(
+        whole(1), 50, "torchloom's own: steps skipped in a row before training ends with an error"
     )
-    zero_optimization: ZeroSection = section(
-        ZeroSection, "how training state is sharded over ranks"
+    zero_optimization = section(ZeroSection, "how training state is sharded over ranks")
+    bf16 = section(Bf16Section, "mixed precision with bf16", aliases=("bfloat16",))
+    fp16 = section(Fp16Section, "mixed precision with fp16")
+    torch_autocast = section(AutocastSection, "`torch.autocast` around the model's forward")
+    communication_data_type = used(
+        dtype, None, "type in which gradients are reduced; the default is fp32"
     )
-    bf16: Bf16Section = section(Bf16Section, "mixed precision with bf16", aliases=("bfloat16",))
-    fp16: Fp16Section = section(Fp16Section, "mixed precision with fp16")
-    torch_autocast: AutocastSection = section(
-        AutocastSection, "`torch.autocast` around the model's forward"
+    data_types = section(DataTypesSection, "types of the training state")
+    optimizer = absent(
+        OptimizerSection,
+        "the optimizer that the engine builds; without this key, pass one to `initialize`",
     )
-    communication_data_type: DTypeName = used(
-        None, "type in which gradients are reduced; the default is fp32"
-    )
-    data_types: DataTypesSection = section(DataTypesSection, "types of the training state")
-    optimizer: OptimizerSection | None = used(
-        None, "the optimizer that the engine builds; without this key, pass one to `initialize`"
-    )
-    scheduler: SchedulerSection | None = used(
-        None,
+    scheduler = absent(
+        SchedulerSection,
         "the learning-rate schedule that the engine builds; without this key, pass one to `initialize` "
         "or use none",
     )
-    compile: CompileSection = section(CompileSection, "what `engine.compile()` does")
-    timeouts: TimeoutsSection = section(TimeoutsSection, "how long a rank waits for other ranks")
-    checkpoint: CheckpointSection = section(
-        CheckpointSection, "defaults for `engine.save_checkpoint`"
-    )
-    steps_per_print: PrintEvery = used(10.0, "steps between progress lines; `Infinity` prints none")
-    wall_clock_breakdown: Flag = used(False, "measure the time of forward, backward and step")
-    tensorboard: TensorBoardSection = section(
-        TensorBoardSection, "numbers of each step for TensorBoard"
-    )
-    wandb: WandbSection = section(WandbSection, "numbers of each step to Weights & Biases")
-    csv_monitor: CsvSection = section(CsvSection, "numbers of each step in CSV files")
-    dataloader_drop_last: Flag = used(False, "the engine's data loader drops an incomplete batch")
-    seed: Seed = used(None, "torchloom's own: seed of the engine's random choices")
+    compile = section(CompileSection, "what `engine.compile()` does")
+    timeouts = section(TimeoutsSection, "how long a rank waits for other ranks")
+    checkpoint = section(CheckpointSection, "defaults for `engine.save_checkpoint`")
+    steps_per_print = used(above(0), 10.0, "steps between progress lines; `Infinity` prints none")
+    wall_clock_breakdown = used(flag, False, "measure the time of forward, backward and step")
+    tensorboard = section(TensorBoardSection, "numbers of each step for TensorBoard")
+    wandb = section(WandbSection, "numbers of each step to Weights & Biases")
+    csv_monitor = section(CsvSection, "numbers of each step in CSV files")
+    dataloader_drop_last = used(flag, False, "the engine's data loader drops an incomplete batch")
+    seed = used(whole(0, 2**63 - 1), None, "torchloom's own: seed of the engine's random choices")

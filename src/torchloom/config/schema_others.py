@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.config.fields import Section, hint, no_effect, refused
-from torchloom.config.schema_types import AllReduceOp, AnyValue, MaybeFlag
+from torchloom.config.kinds import word
 
 ZERO3 = "remove it; use zero_optimization.stage 3 to divide a large model"
 LOG_TO = "pass the tracker's function to engine.log_to"
@@ -16,81 +16,74 @@ MEAN = "torchloom always averages gradients over ranks"
 class OtherKeys(Section):
     """Keys that have no effect here, and keys that torchloom refuses."""
 
-    zero_allow_untested_optimizer: MaybeFlag = hint(
+    zero_allow_untested_optimizer = hint(
         "allow any torch optimizer", "the caller chooses the optimizer"
     )
-    zero_force_ds_cpu_optimizer: MaybeFlag = hint(
+    zero_force_ds_cpu_optimizer = hint(
         "demand the CPU optimizer", "the optimizer is torch's, on the device of the shards"
     )
-    prescale_gradients: MaybeFlag = no_effect(False, "divide before the reduction", MEAN)
-    gradient_predivide_factor: AnyValue = no_effect(1.0, "divide in two parts", MEAN)
-    gradient_allreduce_op: AllReduceOp = refused(
+    prescale_gradients = no_effect("divide before the reduction", MEAN)
+    gradient_predivide_factor = no_effect("divide in two parts", MEAN, default=1.0)
+    gradient_allreduce_op = refused(
         "gradients that are summed over ranks",
         "remove it; multiply the loss by the number of ranks: that is the same sum",
         idle=("mean",),
+        take=word("mean", "sum"),
     )
-    graph_harvesting: MaybeFlag = no_effect(
-        False, "record CUDA graphs", 'set compile.kwargs to {"mode": "reduce-overhead"}'
+    graph_harvesting = no_effect(
+        "record CUDA graphs", 'set compile.kwargs to {"mode": "reduce-overhead"}'
     )
-    log_level: AnyValue = no_effect(
-        None, "level of DeepSpeed's log", "set the level of the logger `torchloom`"
+    log_level = no_effect("level of DeepSpeed's log", "set the level of the logger `torchloom`")
+    vocabulary_size = hint("size to warn about if no multiple of 8", "nothing depends on it")
+    disable_allgather = no_effect("old switch of ZeRO-1", "remove it")
+    dump_state = no_effect("print the engine's state", "`torchloom check` prints the configuration")
+    memory_breakdown = no_effect("print memory use", "use torch.cuda.memory")
+    activation_checkpointing = no_effect("recompute activations", BY_MODEL)
+    use_data_before_expert_parallelism = no_effect(
+        "order of process groups", "there is one data-parallel group"
     )
-    vocabulary_size: AnyValue = hint(
-        "size to warn about if no multiple of 8", "nothing depends on it"
+    seq_parallel_communication_data_type = no_effect(
+        "type of sequence-parallel traffic", "there is no sequence parallelism"
     )
-    disable_allgather: MaybeFlag = no_effect(False, "old switch of ZeRO-1", "remove it")
-    dump_state: MaybeFlag = no_effect(
-        False, "print the engine's state", "`torchloom check` prints the configuration"
-    )
-    memory_breakdown: MaybeFlag = no_effect(False, "print memory use", "use torch.cuda.memory")
-    activation_checkpointing: AnyValue = no_effect(None, "recompute activations", BY_MODEL)
-    use_data_before_expert_parallelism: MaybeFlag = no_effect(
-        False, "order of process groups", "there is one data-parallel group"
-    )
-    seq_parallel_communication_data_type: AnyValue = no_effect(
-        None, "type of sequence-parallel traffic", "there is no sequence parallelism"
-    )
-    timers: AnyValue = no_effect(None, "timer details", "set wall_clock_breakdown", gated=True)
-    flops_profiler: AnyValue = no_effect(None, "count operations", PROFILER, gated=True)
-    comms_logger: AnyValue = no_effect(None, "log collectives", PROFILER, gated=True)
-    comet: AnyValue = no_effect(None, "write Comet logs", LOG_TO, gated=True)
-    trackio: AnyValue = no_effect(None, "write Trackio logs", LOG_TO, gated=True)
-    monitor_config: AnyValue = no_effect(None, "loggers", LOG_TO, gated=True)
-    amp: AnyValue = refused(
+    timers = no_effect("timer details", "set wall_clock_breakdown", gated=True)
+    flops_profiler = no_effect("count operations", PROFILER, gated=True)
+    comms_logger = no_effect("log collectives", PROFILER, gated=True)
+    comet = no_effect("write Comet logs", LOG_TO, gated=True)
+    trackio = no_effect("write Trackio logs", LOG_TO, gated=True)
+    monitor_config = no_effect("loggers", LOG_TO, gated=True)
+    amp = refused(
         "mixed precision by apex", "remove it; set bf16.enabled or fp16.enabled", gated=True
     )
-    aio: AnyValue = refused("asynchronous NVMe reads", "remove it; there is no NVMe offloading")
-    sparse_gradients: AnyValue = refused(
+    aio = refused("asynchronous NVMe reads", "remove it; there is no NVMe offloading")
+    sparse_gradients = refused(
         "sparse embedding gradients", "remove it; build embeddings with sparse=False"
     )
-    pipeline: AnyValue = refused("pipeline parallelism", ZERO3)
-    tensor_parallel: AnyValue = refused("tensor parallelism", ZERO3, idle=(1,))
-    sequence_parallel_size: AnyValue = refused("sequence parallelism", ZERO3, idle=(1,))
-    expert_parallel: AnyValue = refused("expert parallelism", ZERO3, idle=(1,))
-    hybrid_engine: AnyValue = refused(
+    pipeline = refused("pipeline parallelism", ZERO3)
+    tensor_parallel = refused("tensor parallelism", ZERO3, idle=(1,))
+    sequence_parallel_size = refused("sequence parallelism", ZERO3, idle=(1,))
+    expert_parallel = refused("expert parallelism", ZERO3, idle=(1,))
+    hybrid_engine = refused(
         "one engine for training and generation",
         "remove it; generate with a separate copy of the model",
         gated=True,
     )
-    compression_training: AnyValue = refused("compression while training", CONSTANT, gated=True)
-    quantize_training: AnyValue = refused("quantized training", CONSTANT, gated=True)
-    data_efficiency: AnyValue = refused("data sampling and routing", CONSTANT, gated=True)
-    curriculum_learning: AnyValue = refused("curriculum learning", CONSTANT, gated=True)
-    progressive_layer_drop: AnyValue = refused("progressive layer drop", CONSTANT, gated=True)
-    eigenvalue: AnyValue = refused("eigenvalues of the loss", CONSTANT, gated=True)
-    sparse_attention: AnyValue = refused(
+    compression_training = refused("compression while training", CONSTANT, gated=True)
+    quantize_training = refused("quantized training", CONSTANT, gated=True)
+    data_efficiency = refused("data sampling and routing", CONSTANT, gated=True)
+    curriculum_learning = refused("curriculum learning", CONSTANT, gated=True)
+    progressive_layer_drop = refused("progressive layer drop", CONSTANT, gated=True)
+    eigenvalue = refused("eigenvalues of the loss", CONSTANT, gated=True)
+    sparse_attention = refused(
         "block-sparse attention", "remove it; use torch.nn.attention.flex_attention in the model"
     )
-    elasticity: AnyValue = refused(
+    elasticity = refused(
         "batch sizes that follow the world size",
         "remove it; write the batch sizes of this run",
         gated=True,
     )
-    autotuning: AnyValue = refused(
+    autotuning = refused(
         "search for settings", "remove it; write the settings of this run", gated=True
     )
-    weight_quantization: AnyValue = refused("quantized weights", CONSTANT)
-    datastates_ckpt: AnyValue = refused(
-        "checkpoints by DataStates", "remove it; set checkpoint.async_save"
-    )
-    nebula: AnyValue = refused("checkpoints by Nebula", "remove it; save to a folder", gated=True)
+    weight_quantization = refused("quantized weights", CONSTANT)
+    datastates_ckpt = refused("checkpoints by DataStates", "remove it; set checkpoint.async_save")
+    nebula = refused("checkpoints by Nebula", "remove it; save to a folder", gated=True)

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from torchloom.config.fields import Section, hint, no_effect, refused, section, used
-from torchloom.config.schema_types import (
-    AnyValue,
-    Device,
-    Flag,
-    MaybeCount,
-    MaybeFlag,
-    Number,
-    Size,
-    Stage,
-)
+from torchloom.config.kinds import flag, whole, word
 
 PINNED = "torchloom page-locks host memory for a GPU and sizes it by what is offloaded"
 ON_DEVICE = "the optimizer always runs on the device"
@@ -28,128 +19,134 @@ HYBRID = "set zero_optimization.shard_size to the number of ranks per shard grou
 class OffloadSection(Section):
     """Where a part of the training state is kept."""
 
-    device: Device = used("none", '`"none"` or `"cpu"`; `"nvme"` is refused')
-    pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
-    nvme_path: AnyValue = hint("folder on NVMe", NO_NVME)
-    buffer_count: Size = hint("number of host buffers", PINNED)
-    buffer_size: Size = hint("elements per host buffer", PINNED)
-    max_in_cpu: Size = hint("elements kept on the host", PINNED)
-    fast_init: MaybeFlag = hint("faster start with NVMe", NO_NVME)
-    pipeline: MaybeFlag = hint("pipelined transfers", "set compile.double_buffer")
-    pipeline_read: MaybeFlag = hint("pipelined reads", "set compile.double_buffer")
-    pipeline_write: MaybeFlag = hint("pipelined writes", "set compile.double_buffer")
-    super_offload: MaybeFlag = hint("CPU Adam for Superchips", ON_DEVICE)
-    cpuadam_cores_perc: Number = hint("share of cores for CPU Adam", ON_DEVICE)
-    ratio: Number = hint("share of parameters updated on the host", ON_DEVICE)
+    device = used(word("none", "cpu", "nvme"), "none", '`"none"` or `"cpu"`; `"nvme"` is refused')
+    pin_memory = hint("pin host buffers", PINNED)
+    nvme_path = hint("folder on NVMe", NO_NVME)
+    buffer_count = hint("number of host buffers", PINNED)
+    buffer_size = hint("elements per host buffer", PINNED)
+    max_in_cpu = hint("elements kept on the host", PINNED)
+    fast_init = hint("faster start with NVMe", NO_NVME)
+    pipeline = hint("pipelined transfers", "set compile.double_buffer")
+    pipeline_read = hint("pipelined reads", "set compile.double_buffer")
+    pipeline_write = hint("pipelined writes", "set compile.double_buffer")
+    super_offload = hint("CPU Adam for Superchips", ON_DEVICE)
+    cpuadam_cores_perc = hint("share of cores for CPU Adam", ON_DEVICE)
+    ratio = hint("share of parameters updated on the host", ON_DEVICE)
 
 
 class ZeroSection(Section):
     """How training state is sharded over ranks."""
 
-    stage: Stage = used(
-        0, "what is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters"
+    stage = used(
+        whole(0, 3),
+        0,
+        "what is sharded: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters",
     )
-    stage3_param_persistence_threshold: Size = used(
+    stage3_param_persistence_threshold = used(
+        whole(),
         None,
         "parameters with fewer elements are not sharded; the default is 100000, or less where these would hold more "
         "than a hundredth of the model",
         aliases=("param_persistence_threshold",),
     )
-    stage3_gather_16bit_weights_on_model_save: Flag = used(
+    stage3_gather_16bit_weights_on_model_save = used(
+        flag,
         False,
         "a 16-bit export gathers the full weights",
         aliases=("gather_16bit_weights_on_model_save",),
         old=("stage3_gather_fp16_weights_on_model_save", "gather_fp16_weights_on_model_save"),
     )
-    shard_size: MaybeCount = used(
-        None, "torchloom's own: ranks per shard group (hybrid sharding); the default is all ranks"
+    shard_size = used(
+        whole(1),
+        None,
+        "torchloom's own: ranks per shard group (hybrid sharding); the default is all ranks",
     )
-    reduce_bucket_size: Size = hint("elements per merged reduction; the default is a layer", "")
-    allgather_bucket_size: Size = hint("elements per merged all-gather; the default is a layer", "")
-    stage3_prefetch_bucket_size: Size = hint(
+    reduce_bucket_size = hint(
+        "elements per merged reduction; the default is a layer", "", take=whole()
+    )
+    allgather_bucket_size = hint(
+        "elements per merged all-gather; the default is a layer", "", take=whole()
+    )
+    stage3_prefetch_bucket_size = hint(
         "elements gathered ahead of their use; the default is one layer over gloo and two over other backends",
         "",
         aliases=("prefetch_bucket_size",),
+        take=whole(),
     )
-    sub_group_size: Size = hint("elements per optimizer sub-group", WHOLE_SHARDS)
-    stage3_max_live_parameters: Size = hint(
+    sub_group_size = hint("elements per optimizer sub-group", WHOLE_SHARDS)
+    stage3_max_live_parameters = hint(
         "elements gathered at a time", LIVENESS, aliases=("max_live_parameters",)
     )
-    stage3_max_reuse_distance: Size = hint(
+    stage3_max_reuse_distance = hint(
         "elements before a weight is gathered again", LIVENESS, aliases=("max_reuse_distance",)
     )
-    stage3_model_persistence_threshold: Size = hint(
+    stage3_model_persistence_threshold = hint(
         "elements left unsharded in total",
         "stage3_param_persistence_threshold alone decides",
         aliases=("model_persistence_threshold",),
     )
-    stage3_module_granularity_threshold: Size = hint(
+    stage3_module_granularity_threshold = hint(
         "elements per module fetched as one", PLANNED, aliases=("module_granularity_threshold",)
     )
-    stage3_use_all_reduce_for_fetch_params: MaybeFlag = hint(
+    stage3_use_all_reduce_for_fetch_params = hint(
         "fetch by all-reduce", PLANNED, aliases=("use_all_reduce_for_fetch_params",)
     )
-    stage3_allgather_sequential: MaybeFlag = hint(
+    stage3_allgather_sequential = hint(
         "gather parameters one by one", PLANNED, aliases=("allgather_sequential",)
     )
-    leaf_module: AnyValue = hint(
+    leaf_module = hint(
         "modules without hooks inside",
         "there are no hooks: a weight is gathered wherever it is read",
     )
-    overlap_comm: MaybeFlag = hint("overlap reduction and backward", PLANNED)
-    contiguous_gradients: MaybeFlag = hint("copy gradients to one buffer", ALWAYS)
-    reduce_scatter: MaybeFlag = hint("reduce-scatter instead of all-reduce", ALWAYS)
-    allgather_partitions: MaybeFlag = hint("all-gather instead of broadcasts", ALWAYS)
-    round_robin_gradients: MaybeFlag = hint("spread gradients over ranks", ALWAYS)
-    use_multi_rank_bucket_allreduce: MaybeFlag = hint("merge reductions of ranks", ALWAYS)
-    memory_efficient_linear: MaybeFlag = hint("save no gathered weight of Linear", LIVENESS)
-    ignore_unused_parameters: MaybeFlag = hint(
-        "allow parameters without gradient", "always allowed"
-    )
-    load_from_fp32_weights: MaybeFlag = refused(
+    overlap_comm = hint("overlap reduction and backward", PLANNED)
+    contiguous_gradients = hint("copy gradients to one buffer", ALWAYS)
+    reduce_scatter = hint("reduce-scatter instead of all-reduce", ALWAYS)
+    allgather_partitions = hint("all-gather instead of broadcasts", ALWAYS)
+    round_robin_gradients = hint("spread gradients over ranks", ALWAYS)
+    use_multi_rank_bucket_allreduce = hint("merge reductions of ranks", ALWAYS)
+    memory_efficient_linear = hint("save no gathered weight of Linear", LIVENESS)
+    ignore_unused_parameters = hint("allow parameters without gradient", "always allowed")
+    load_from_fp32_weights = refused(
         "master weights restored from 16 bits",
         "remove it; checkpoints hold fp32 master shards",
         default=True,
     )
-    zenflow: AnyValue = refused(
+    zenflow = refused(
         "asynchronous updates of most gradients (ZenFlow)",
         "remove it; the optimizer updates all parameters at each step",
     )
-    save_muon_momentum_buffer_in_memory: MaybeFlag = no_effect(
-        False, "Muon's momentum beside NVMe", NO_NVME
+    save_muon_momentum_buffer_in_memory = no_effect("Muon's momentum beside NVMe", NO_NVME)
+    elastic_checkpoint = no_effect("old elastic checkpoints", "remove it")
+    pipeline_loading_checkpoint = no_effect("pipelined loading", "remove it")
+    override_module_apply = no_effect("patch Module.apply", "nothing is patched", default=True)
+    log_trace_cache_warnings = no_effect(
+        "log cache misses of the tracer", "torchloom has no such tracer"
     )
-    elastic_checkpoint: MaybeFlag = no_effect(False, "old elastic checkpoints", "remove it")
-    pipeline_loading_checkpoint: MaybeFlag = no_effect(False, "pipelined loading", "remove it")
-    override_module_apply: MaybeFlag = no_effect(True, "patch Module.apply", "nothing is patched")
-    log_trace_cache_warnings: MaybeFlag = no_effect(
-        False, "log cache misses of the tracer", "torchloom has no such tracer"
+    enable_sanity_checks = no_effect("extra checks", "checks are always on")
+    offload_optimizer = section(OffloadSection, "where optimizer states are kept")
+    offload_param = section(OffloadSection, "where parameters are kept")
+    cpu_offload = used(
+        flag, None, 'deprecated: true means `offload_optimizer: {"device": "cpu"}`, with a warning'
     )
-    enable_sanity_checks: MaybeFlag = no_effect(False, "extra checks", "checks are always on")
-    offload_optimizer: OffloadSection = section(OffloadSection, "where optimizer states are kept")
-    offload_param: OffloadSection = section(OffloadSection, "where parameters are kept")
-    cpu_offload: MaybeFlag = used(
-        None, 'deprecated: true means `offload_optimizer: {"device": "cpu"}`, with a warning'
-    )
-    cpu_offload_param: MaybeFlag = used(
+    cpu_offload_param = used(
+        flag,
         None,
         'deprecated: true means `offload_param: {"device": "cpu"}`, with a warning',
-        old=("cpu_offload_params",),
+        aliases=("cpu_offload_params",),
     )
-    cpu_offload_use_pin_memory: MaybeFlag = hint("pin host buffers", PINNED)
-    legacy_stage1: AnyValue = refused("the old stage 1", "remove it; stage 1 has one form here")
-    zero_quantized_weights: AnyValue = refused("quantized all-gathers (ZeRO++)", NO_QUANTIZING)
-    zero_quantized_nontrainable_weights: AnyValue = refused(
+    cpu_offload_use_pin_memory = hint("pin host buffers", PINNED)
+    legacy_stage1 = refused("the old stage 1", "remove it; stage 1 has one form here")
+    zero_quantized_weights = refused("quantized all-gathers (ZeRO++)", NO_QUANTIZING)
+    zero_quantized_nontrainable_weights = refused(
         "quantized frozen weights (ZeRO++)", NO_QUANTIZING
     )
-    zero_quantized_gradients: AnyValue = refused(
-        "quantized gradient reduction (ZeRO++)", NO_QUANTIZING
-    )
-    zeropp_loco_param: AnyValue = refused("quantization error feedback (ZeRO++)", NO_QUANTIZING)
-    zero_hpz_partition_size: Size = no_effect(
-        1,
+    zero_quantized_gradients = refused("quantized gradient reduction (ZeRO++)", NO_QUANTIZING)
+    zeropp_loco_param = refused("quantization error feedback (ZeRO++)", NO_QUANTIZING)
+    zero_hpz_partition_size = no_effect(
         "secondary partitions (ZeRO++)",
         "weights are gathered from all ranks in backward, too; shard_size gathers within a group, and "
         "shards optimizer states and gradients within it as well",
+        default=1,
     )
-    mics_shard_size: AnyValue = refused("shard groups (MiCS)", HYBRID, idle=(-1,))
-    mics_hierarchical_params_gather: AnyValue = refused("two-level gathers (MiCS)", HYBRID)
+    mics_shard_size = refused("shard groups (MiCS)", HYBRID, idle=(-1,))
+    mics_hierarchical_params_gather = refused("two-level gathers (MiCS)", HYBRID)

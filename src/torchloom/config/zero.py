@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 from torchloom.config.findings import Findings
 from torchloom.config.model import MIB, DType, PrecisionConfig, ZeroConfig
 from torchloom.config.schema_zero import ZeroSection
@@ -22,13 +24,12 @@ def resolve_zero(
         world_size: data-parallel ranks; None if not known.
         findings: collects errors, notes and hints.
     """
-    _check_offload(section, findings)
     _check_stage(section, findings)
     _check_shard_size(section, world_size, findings)
     compute = _ITEM_BYTES[precision.dtype]
     reduction = _ITEM_BYTES[precision.reduce_dtype]
     return ZeroConfig(
-        stage=section.stage,
+        stage=cast("Literal[0, 1, 2, 3]", section.stage),
         param_persistence_threshold=section.stage3_param_persistence_threshold,
         gather_bucket_bytes=_bucket(section, "allgather_bucket_size", compute, findings),
         reduce_bucket_bytes=_bucket(section, "reduce_bucket_size", reduction, findings),
@@ -52,18 +53,8 @@ def _bucket(section: ZeroSection, name: str, item_bytes: int, findings: Findings
     return used
 
 
-def _check_offload(section: ZeroSection, findings: Findings) -> None:
-    for name in ("offload_optimizer", "offload_param"):
-        device = getattr(section, name).device
-        path = f"zero_optimization.{name}.device"
-        if device == "nvme":
-            findings.error(
-                path, '"nvme": offloading to NVMe is not supported', 'write "cpu" or "none"'
-            )
-
-
 def _check_stage(section: ZeroSection, findings: Findings) -> None:
-    given = section.model_fields_set
+    given = section.given
     if given and "stage" not in given and not findings.has_error_at("zero_optimization.stage"):
         findings.warn(
             "zero_optimization.stage", "not given: 0, nothing is divided; write 1, 2 or 3"

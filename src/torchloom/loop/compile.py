@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.config import Config, load_config
-from torchloom.config.fields import keys_of
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import thaw
 from torchloom.config.schema_compile import CompileSection
@@ -171,7 +170,7 @@ def compile_step(
 def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:
     """Refuse keys of the config among the arguments of `torch.compile`."""
     for name, value in compile_kwargs.items():
-        if name in keys_of(CompileSection):
+        if name in CompileSection.keys:
             raise ConfigError(
                 f"{name!r} is a key of the config, no argument of torch.compile: write "
                 f"torchloom.compile(model, config={{{name!r}: {value!r}}})"
