@@ -93,7 +93,7 @@ def test_collectives_are_timed_on_all_ranks(run_ranks, world_size: int) -> None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     for found in results:
         assert sorted(found) == sorted(
-            f"{prefix}{kind}/{world_size}" for kind in kinds for prefix in ("", "c10d_", "shm_")
+            f"{prefix}{kind}/{world_size}" for kind in kinds for prefix in ("", "shm_")
         )
         for network in (NETWORKS["gloo"], NETWORKS["shared-memory"]):
             table = CostTable(network=network, collectives=found)

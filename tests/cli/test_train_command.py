@@ -68,7 +68,7 @@ def test_every_option_reaches_the_worker_unchanged(text, tmp_path, monkeypatch):
 
 def test_bad_requests_are_refused_before_a_worker_starts(text, tmp_path):
     out = tmp_path / "out"
-    assert "does not exist" in str(refused("--data", tmp_path / "no", "--out", out))
+    assert "neither a file" in str(refused("--data", tmp_path / "no", "--out", out))
     assert "neither a preset" in str(refused("--model", "lama", "--out", out))
     assert "holds no config.json" in str(refused("--model", tmp_path, "--out", out))
     assert "no such file" in str(refused("--config", tmp_path / "no.json", "--out", out))

@@ -69,7 +69,7 @@ def test_a_contradiction_names_all_values_and_each_correction_works(train, micro
         assert word in error.what
     for name in (TRAIN, MICRO, ACCUM):
         assert name in error.fix
-    for name, value in re.findall(r"(\w+)=(\d+)", error.fix):
+    for name, value in re.findall(r"(\w+) to (\d+)", error.fix):
         assert not check_config({**document, name: int(value)}, world_size=ranks).errors
 
 

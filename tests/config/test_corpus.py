@@ -169,11 +169,11 @@ def test_stage_marks_mean_the_preset_of_the_stage():
     assert options.passes is None
     assert options.strict
     assert options.dump_graphs == "graphs"
+    assert "free_activation" in options.extra_passes
+    assert options.pass_options["free_saved"]["min_bytes"] == 1 << 20
     offload = good("deepcompile_full").offload
-    assert offload.free_activations
-    assert offload.free_min_bytes == 1 << 20
     assert offload.double_buffer
-    assert not (offload.activations or offload.opt_states or offload.parameters)
+    assert not (offload.opt_states or offload.parameters)
     assert not warnings(good("deepcompile_full"))
 
 
@@ -182,7 +182,7 @@ def test_deepspeeds_offload_sections_mean_the_host():
 
     assert config.offload.opt_states
     assert config.offload.parameters
-    assert not config.offload.activations
+    assert "offload_activation" not in config.compile.extra_passes
     assert not warnings(config)
     told = {note.path: note.message for note in config.notes}
     assert "runs on the device" in told["zero_optimization.offload_optimizer"]

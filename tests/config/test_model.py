@@ -107,8 +107,7 @@ def test_the_names_of_all_fields():
         "NonFiniteConfig": "policy checks max_consecutive_skips",
         "OptimizerConfig": "name params",
         "SchedulerConfig": "name params",
-        "OffloadConfig": "activations activation_min_bytes pin_memory opt_states parameters "
-        "double_buffer free_activations free_min_bytes",
+        "OffloadConfig": "opt_states parameters double_buffer",
         "CheckpointConfig": "async_save keep_last",
         "MonitorsConfig": "tensorboard wandb csv",
         "FolderConfig": "output_path job_name",

@@ -45,8 +45,8 @@ def test_one_file_is_split_by_block_and_nothing_is_lost(tmp_path):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda p: p / "missing", "does not exist"),
-        (lambda p: p, "holds no file"),
+        (lambda p: p / "missing", "neither a file nor a folder"),
+        (lambda p: p, "that holds one"),
         (lambda p: (p / "empty.txt").touch() or p / "empty.txt", "is empty"),
         (lambda p: (p / "s.txt").write_text("hello") and p / "s.txt", "too few"),
     ],

@@ -1,8 +1,7 @@
 """Time collectives between the ranks of this run, by size.
 
-Up to three transports are timed: torchloom's over messages (`all_gather`), torchloom's over shared
-memory if the ranks can share it (`shm_all_gather`), and, for comparison, the process group's
-(`c10d_all_gather`). Compiled steps use the first two.
+Two transports are timed, as compiled steps use them: messages (`all_gather`), and shared memory if the ranks
+can share it (`shm_all_gather`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom import envs
-from torchloom._torch.coalesced import all_gather_single, reduce_scatter_single
 from torchloom.launch.groups import ensure_process_group
 from torchloom.runtime import Communicator, get_communicator
 
@@ -63,12 +61,7 @@ def measure_collectives(
 
 def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Collective]:
     """Return collectives of a whole tensor and this rank's part of it, by kind."""
-    found = {
-        **_of_torchloom(get_communicator(group)),
-        "c10d_all_gather": all_gather_single,
-        "c10d_reduce_scatter": lambda whole, part: reduce_scatter_single(part, whole),
-        "c10d_all_reduce": lambda whole, part: dist.all_reduce(whole),
-    }
+    found = _of_torchloom(get_communicator(group))
     if device.type == "cpu":
         shared = get_communicator(group, symmetric_memory=True)
         if shared.shares_memory:

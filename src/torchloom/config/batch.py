@@ -89,7 +89,7 @@ def _solve(given: Triple, ranks: int, written: Written, findings: Findings) -> B
         accum = train // (micro * ranks)
     solved = BatchConfig(train_batch_size=train, micro_batch_size=micro, accumulation_steps=accum)
     if train != micro * accum * ranks:
-        findings.error(TRAIN, _contradiction(given, ranks), corrections(given, ranks))
+        findings.error(TRAIN, _contradiction(given, ranks), _correction(given, ranks))
         return BatchConfig()
     for name, value in zip((TRAIN, MICRO, ACCUM), (train, micro, accum), strict=True):
         if name in written.auto and not _is_assumed(name, given):
@@ -111,45 +111,26 @@ def _is_assumed(name: str, given: Triple) -> bool:
 
 
 def _contradiction(given: Triple, ranks: int) -> str:
+    parts = [f"{n} {v} x " for n, v in ((MICRO, given.micro), (ACCUM, given.accum)) if v]
+    product = f" = {_per_step(given, ranks)}" if parts else ""
+    multiple = "" if len(parts) == 2 else "a multiple of "
+    return f"{given.train} is not {multiple}{''.join(parts)}world size {ranks}{product}"
+
+
+def _per_step(given: Triple, ranks: int) -> int:
+    return (given.micro or 1) * (given.accum or 1) * ranks
+
+
+def _correction(given: Triple, ranks: int) -> str:
+    """Return the nearest sizes of the whole batch that fit, and the world size that the triple fits."""
     train, micro, accum = given
-    if micro is None or accum is None:
-        parts = [f"{name} {value} x " for name, value in ((MICRO, micro), (ACCUM, accum)) if value]
-        per_step = (micro or 1) * (accum or 1) * ranks
-        product = f" = {per_step}" if parts else ""
-        return f"{train} is not a multiple of {''.join(parts)}world size {ranks}{product}"
-    return f"{train} is not {MICRO} {micro} x {ACCUM} {accum} x world size {ranks} = " + str(
-        micro * accum * ranks
-    )
-
-
-def corrections(given: Triple, ranks: int) -> str:
-    """Return one correction per value of the triple, each with the others as they are.
-
-    Example:
-        >>> corrections(Triple(64, 4, 2), 4).count("=")
-        3
-    """
-    train, micro, accum = given
-    known = (micro or 1) * (accum or 1) * ranks
-    if train is None or micro is None or accum is None:
-        below = max(train or 0, known) // known * known
-        either = f"{below} or {below + known}"
-        if train is not None and train < known:
-            either = str(known)
-        return f"set {TRAIN} to {either}, or drop it"
-    return (
-        f"set one of {TRAIN}={known}, {_exact(MICRO, train, accum * ranks)}, "
-        f"{_exact(ACCUM, train, micro * ranks)}{_other_world(train, micro * accum)}"
-    )
-
-
-def _exact(name: str, train: int, rest: int) -> str:
-    if train % rest == 0:
-        return f"{name}={train // rest}"
-    return f"{name} (no whole number fits: {train} / {rest})"
-
-
-def _other_world(train: int, per_rank: int) -> str:
-    if train % per_rank:
-        return ""
-    return f"; as written it fits a world size of {train // per_rank}"
+    known, train = _per_step(given, ranks), train or 0
+    if not (micro and accum) and train > known:
+        below = train // known * known
+        return f"set {TRAIN} to {below} or {below + known}, or drop it"
+    fix = f"set {TRAIN} to {known}, or drop it"
+    if micro and accum:
+        fix += f", {MICRO} or {ACCUM}"
+        if train % (micro * accum) == 0:
+            fix += f"; as written it fits a world size of {train // (micro * accum)}"
+    return fix

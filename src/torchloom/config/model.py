@@ -136,22 +136,12 @@ class SchedulerConfig:
 class OffloadConfig:
     """What is kept in host memory, and how it is moved."""
 
-    activations: bool = False
-    """Whether saved activations are moved to the host until backward (compiled graphs only)."""
-    activation_min_bytes: int = MIB
-    """Smaller activations stay on the device."""
-    pin_memory: bool = True
-    """Whether host copies of activations are page-locked, where the device supports that."""
     opt_states: bool = False
     """Whether optimizer states are kept on the host and streamed through the device in the step."""
     parameters: bool = False
     """Whether this rank's shards of parameters are kept on the host until they are gathered."""
     double_buffer: bool = True
     """Whether two transfers run at a time in each direction, instead of one."""
-    free_activations: bool = False
-    """Whether saved activations are freed right after their last use under every backend."""
-    free_min_bytes: int = 10 * MIB
-    """Smaller activations are not freed early."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,14 +47,7 @@ def resolve_offload(
     if parameters:
         _check_parameters(schema, world_size, path, findings)
     return OffloadConfig(
-        activations=section.offload_activation,
-        activation_min_bytes=section.offload_activation_threshold,
-        pin_memory=section.offload_activation_pin_memory,
-        opt_states=opt_states,
-        parameters=parameters,
-        double_buffer=section.double_buffer,
-        free_activations=section.free_activation,
-        free_min_bytes=section.free_activation_threshold,
+        opt_states=opt_states, parameters=parameters, double_buffer=section.double_buffer
     )
 
 

@@ -20,117 +20,81 @@ from torchloom.config.schema import SchedulerSection
 _PATH = "scheduler.params"
 _NUMBER = kinds.number()
 _SIGNED = kinds.number(least=-1e300)
+_RATIO = kinds.number(0.0, 1.0)
 _COUNT = kinds.whole(1)
 _LAST = kinds.whole(-1)
 _RATES = kinds.number_or_numbers(_NUMBER)
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(
+        ("gamma", "power", "eta_min", "base_momentum", "max_momentum", "base_lr", "max_lr"), _NUMBER
+    ),
+    **dict.fromkeys(("decay_lr_rate", "cycle_second_step_size", "decay_step_size"), _NUMBER),
+    **dict.fromkeys(("lr_range_test_step_rate", "decay_mom_rate"), _SIGNED),
+    **dict.fromkeys(("warmup_min_ratio", "cos_min_ratio", "factor", "pct_start"), _RATIO),
+    **dict.fromkeys(("start_factor", "end_factor"), _RATIO),
+    **dict.fromkeys(("warmup_num_steps", "total_num_steps", "lr_range_test_step_size"), _COUNT),
+    **dict.fromkeys(("step_size", "total_iters", "T_max", "T_0", "T_mult", "total_steps"), _COUNT),
+    **dict.fromkeys(("step_size_up", "step_size_down"), _COUNT),
+    **dict.fromkeys(("last_batch_iteration", "last_epoch"), _LAST),
+    **dict.fromkeys(("cycle_first_stair_count", "cycle_second_stair_count"), _LAST),
+    **dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "lr_range_test_min_lr"), _RATES),
+    **dict.fromkeys(("cycle_min_lr", "cycle_max_lr", "cycle_min_mom", "cycle_max_mom"), _RATES),
+    **dict.fromkeys(("lr_range_test_staircase", "cycle_momentum", "three_phase"), kinds.flag),
+    **dict.fromkeys(("cycle_first_step_size", "div_factor", "final_div_factor"), kinds.above(0)),
+    "milestones": kinds.numbers(kinds.whole()),
+    "warmup_type": kinds.word("log", "linear"),
+    "mode": kinds.word("triangular", "triangular2", "exp_range"),
+    "scale_mode": kinds.word("cycle", "iterations"),
+    "anneal_strategy": kinds.word("cos", "linear"),
+}
+"""What each parameter takes; those of one name mean the same in each schedule."""
 
 
 class Schedule(NamedTuple):
     """Parameters of one schedule: the kind of each, and those without a default."""
 
     table: Mapping[str, Kind]
-    required: tuple[str, ...] = ()
+    required: tuple[str, ...]
 
 
-_WARMUP_STEPS: Mapping[str, Kind] = {
-    "warmup_num_steps": _COUNT,
-    "warmup_type": kinds.word("log", "linear"),
-    "last_batch_iteration": _LAST,
-}
-_WARMUP_LR: Mapping[str, Kind] = {
-    "warmup_min_lr": _RATES,
-    "warmup_max_lr": _RATES,
-    **_WARMUP_STEPS,
-}
-_MOMENTUM: Mapping[str, Kind] = {
-    "cycle_momentum": kinds.flag,
-    "base_momentum": _NUMBER,
-    "max_momentum": _NUMBER,
-}
+def _schedule(required: str, others: str = "") -> Schedule:
+    names = f"{required} {others}".split()
+    return Schedule({name: _KINDS[name] for name in names}, tuple(required.split()))
+
+
+_WARMUP = "warmup_num_steps warmup_type last_batch_iteration"
+_MOMENTUM = "cycle_momentum base_momentum max_momentum"
 DEEPSPEED: Mapping[str, Schedule] = {
-    "WarmupLR": Schedule(_WARMUP_LR),
-    "WarmupDecayLR": Schedule({"total_num_steps": _COUNT, **_WARMUP_LR}, ("total_num_steps",)),
-    "WarmupCosineLR": Schedule(
-        {
-            "total_num_steps": _COUNT,
-            "warmup_min_ratio": kinds.number(0.0, 1.0),
-            "cos_min_ratio": kinds.number(0.0, 1.0),
-            **_WARMUP_STEPS,
-        },
-        ("total_num_steps",),
+    "WarmupLR": _schedule("", f"warmup_min_lr warmup_max_lr {_WARMUP}"),
+    "WarmupDecayLR": _schedule("total_num_steps", f"warmup_min_lr warmup_max_lr {_WARMUP}"),
+    "WarmupCosineLR": _schedule("total_num_steps", f"warmup_min_ratio cos_min_ratio {_WARMUP}"),
+    "LRRangeTest": _schedule(
+        "",
+        "lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase "
+        "last_batch_iteration",
     ),
-    "LRRangeTest": Schedule(
-        {
-            "lr_range_test_min_lr": _RATES,
-            "lr_range_test_step_size": _COUNT,
-            "lr_range_test_step_rate": _SIGNED,
-            "lr_range_test_staircase": kinds.flag,
-            "last_batch_iteration": _LAST,
-        }
-    ),
-    "OneCycle": Schedule(
-        {
-            "cycle_min_lr": _RATES,
-            "cycle_max_lr": _RATES,
-            "decay_lr_rate": _NUMBER,
-            "cycle_first_step_size": kinds.above(0),
-            "cycle_second_step_size": _NUMBER,
-            "cycle_first_stair_count": _LAST,
-            "cycle_second_stair_count": _LAST,
-            "decay_step_size": _NUMBER,
-            "cycle_momentum": kinds.flag,
-            "cycle_min_mom": _RATES,
-            "cycle_max_mom": _RATES,
-            "decay_mom_rate": _SIGNED,
-            "last_batch_iteration": _LAST,
-        },
-        ("cycle_min_lr", "cycle_max_lr"),
+    "OneCycle": _schedule(
+        "cycle_min_lr cycle_max_lr",
+        "decay_lr_rate cycle_first_step_size cycle_second_step_size cycle_first_stair_count "
+        "cycle_second_stair_count decay_step_size cycle_momentum cycle_min_mom cycle_max_mom "
+        "decay_mom_rate last_batch_iteration",
     ),
 }
 TORCH: Mapping[str, Schedule] = {
-    "StepLR": Schedule({"step_size": _COUNT, "gamma": _NUMBER}, ("step_size",)),
-    "MultiStepLR": Schedule(
-        {"milestones": kinds.numbers(kinds.whole()), "gamma": _NUMBER}, ("milestones",)
+    "StepLR": _schedule("step_size", "gamma"),
+    "MultiStepLR": _schedule("milestones", "gamma"),
+    "ConstantLR": _schedule("", "factor total_iters"),
+    "LinearLR": _schedule("", "start_factor end_factor total_iters"),
+    "ExponentialLR": _schedule("gamma"),
+    "PolynomialLR": _schedule("", "total_iters power"),
+    "CosineAnnealingLR": _schedule("T_max", "eta_min"),
+    "CosineAnnealingWarmRestarts": _schedule("T_0", "T_mult eta_min"),
+    "CyclicLR": _schedule(
+        "base_lr max_lr", f"step_size_up step_size_down mode gamma scale_mode {_MOMENTUM}"
     ),
-    "ConstantLR": Schedule({"factor": kinds.number(0.0, 1.0), "total_iters": kinds.whole()}),
-    "LinearLR": Schedule(
-        {
-            "start_factor": kinds.number(0.0, 1.0),
-            "end_factor": kinds.number(0.0, 1.0),
-            "total_iters": kinds.whole(),
-        }
-    ),
-    "ExponentialLR": Schedule({"gamma": _NUMBER}, ("gamma",)),
-    "PolynomialLR": Schedule({"total_iters": _COUNT, "power": _NUMBER}),
-    "CosineAnnealingLR": Schedule({"T_max": _COUNT, "eta_min": _NUMBER}, ("T_max",)),
-    "CosineAnnealingWarmRestarts": Schedule(
-        {"T_0": _COUNT, "T_mult": _COUNT, "eta_min": _NUMBER}, ("T_0",)
-    ),
-    "CyclicLR": Schedule(
-        {
-            "base_lr": _NUMBER,
-            "max_lr": _NUMBER,
-            "step_size_up": _COUNT,
-            "step_size_down": _COUNT,
-            "mode": kinds.word("triangular", "triangular2", "exp_range"),
-            "gamma": _NUMBER,
-            "scale_mode": kinds.word("cycle", "iterations"),
-            **_MOMENTUM,
-        },
-        ("base_lr", "max_lr"),
-    ),
-    "OneCycleLR": Schedule(
-        {
-            "max_lr": _NUMBER,
-            "total_steps": _COUNT,
-            "pct_start": kinds.number(0.0, 1.0),
-            "anneal_strategy": kinds.word("cos", "linear"),
-            "div_factor": kinds.above(0),
-            "final_div_factor": kinds.above(0),
-            "three_phase": kinds.flag,
-            **_MOMENTUM,
-        },
-        ("max_lr", "total_steps"),
+    "OneCycleLR": _schedule(
+        "max_lr total_steps",
+        f"pct_start anneal_strategy div_factor final_div_factor three_phase {_MOMENTUM}",
     ),
 }
 SCHEDULES: Mapping[str, Schedule] = {**DEEPSPEED, **TORCH}

@@ -79,13 +79,11 @@ def _list_files(root: Path) -> list[Path]:
     """Return a file, or those of a folder, relative to it."""
     if root.is_file():
         return [Path()]
-    if not root.exists():
-        raise DataError(f"data path {str(root)!r} does not exist: --data takes a file or a folder")
-    if not root.is_dir():
-        raise DataError(f"data path {str(root)!r} is neither a file nor a folder")
     files = [p for p in _inside(root, "*") if not any(part.startswith(".") for part in p.parts)]
     if not files:
-        raise DataError(f"data folder {str(root)!r} holds no file (hidden ones are not read)")
+        raise DataError(
+            f"data path {str(root)!r} is neither a file nor a folder that holds one (hidden ones are not read)"
+        )
     return files
 
 
