@@ -23,17 +23,17 @@ class SplitBySize(NamedTuple):
     packed: tuple[int, ...]
 
 
-def split_by_size(tensors: Sequence[Tensor], direct_bytes: int = DIRECT_BYTES) -> SplitBySize:
+def split_by_size(tensors: Sequence[Tensor]) -> SplitBySize:
     """Divide tensors into those worth a message of their own and the rest.
 
     A single small tensor travels alone as well: packing it would only add copies.
     """
-    return split_sizes([t.numel() * t.element_size() for t in tensors], direct_bytes)
+    return split_sizes([t.numel() * t.element_size() for t in tensors])
 
 
-def split_sizes(sizes: Sequence[int], direct_bytes: int = DIRECT_BYTES) -> SplitBySize:
+def split_sizes(sizes: Sequence[int]) -> SplitBySize:
     """Divide tensors of so many bytes as `split_by_size` does."""
-    packed = [i for i, size in enumerate(sizes) if 0 < size < direct_bytes]
+    packed = [i for i, size in enumerate(sizes) if 0 < size < DIRECT_BYTES]
     if len(packed) == 1:
         packed = []
     chosen = set(packed)
@@ -47,9 +47,10 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpack(flat: Tensor, into: Sequence[Tensor]) -> None:
-    """Copy a flat tensor back out into contiguous tensors with the same numbers of elements in all."""
+    """Copy the front of a flat tensor back out into contiguous tensors, end to end."""
     flats = [tensor.view(-1) for tensor in into]
-    torch._foreach_copy_(flats, flat.split([each.numel() for each in flats]))
+    numels = [each.numel() for each in flats]
+    torch._foreach_copy_(flats, flat[: sum(numels)].split(numels))
 
 
 def unpack_rows(rows: Tensor, into: Sequence[Tensor]) -> None:
