@@ -282,7 +282,7 @@ def test_a_long_run_leaks_nothing() -> None:
         train(engine, rank, 100)
         after = engine.move_stats()
         mover = mover_of(CPU)
-        return before.host_bytes, after.host_bytes, before, after, mover.num_in_flight
+        return before.host_bytes, after.host_bytes, before, after, len(mover._in_flight)
 
     for before, after, first, last, in_flight in run_ranks(2, fn, timeout_s=300):
         assert before == after > 0

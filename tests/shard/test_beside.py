@@ -205,7 +205,7 @@ def test_terms_inside_of_forward(term, backend, is_checkpointed) -> None:
     options = {"door": "engine", "backend": backend, "inside": True}
     expected = alone(term)
     for found in on_ranks(term, 3, is_checkpointed=is_checkpointed, **options):
-        if term is total:
+        if term is total and backend is None:
             torch.testing.assert_close(found, expected)
         else:
             assert "of which this rank holds one part" in found

@@ -66,7 +66,7 @@ from torchloom.pipeline import (
 from torchloom.plan import Plan
 from torchloom.position import POSITION
 from torchloom.runtime import Account, CommStats, MoveStats, mover_of, tell_step
-from torchloom.shard import Owners, layout_of, unshard
+from torchloom.shard import layout_of, owners_of, unshard
 from torchloom.step import CompileCall, CompiledStep
 
 logger = get_logger(__name__)
@@ -98,7 +98,6 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         self.micro_steps = 0
         self.world = world
         self.local = local
-        self._owners = Owners(model)
         self._agreement = agreement
         self.scaler = LossScaler(
             config.precision.loss_scale if config.precision.scales_loss else None,
@@ -243,7 +242,7 @@ class Engine(Batches, Saving, Queries, ModuleAccess):
         self._take_place()
         is_boundary = self.is_gradient_accumulation_boundary()
         if is_boundary:  # before anything counts: the caller may mend it and call again
-            self.local.check(self._owners())
+            self.local.check(owners_of(self.module))
         self.micro_steps += 1 if self._boundary.is_managed else self._boundary.accumulation_steps
         self._step_applied = False
         self._num_backwards = 0

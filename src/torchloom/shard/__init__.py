@@ -36,7 +36,6 @@ from torchloom.shard.meta import on_meta
 from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
 from torchloom.shard.parameter import local_shard
 from torchloom.shard.roots import (
-    Owners,
     class_of,
     detach_hooks,
     divided_by_id,
@@ -53,7 +52,6 @@ from torchloom.shard.state import full_state_dict, sharded_state_dict, state_dic
 __all__ = [
     "ByModule",
     "Layout",
-    "Owners",
     "ParamSpec",
     "Precision",
     "ShardTensor",

@@ -9,18 +9,17 @@ rank keeps, so there
                  else (a norm, a mean, a maximum) sees one part, and is refused
     a whole one  gets a gradient of this rank alone, which is averaged here as those of its other uses are
 
-Both are found in the autograd graph of a loss, before backward; shards in a captured graph, before it is compiled.
+Both are found in the autograd graph of a loss, before backward. In a captured graph, before it is compiled, shards are
+found that something else is done to than the same to each element.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
@@ -123,7 +122,11 @@ def _averaged(outputs: Sequence[Any]) -> list[RemovableHandle]:
     # All of them first: where one is refused, no hook stays behind.
     for edge in list(_local_gradients([each for each in roots if each is not None], known)):
         if edge.index is None:
-            handles.append(edge.node.register_prehook(_averaging_given(edge)))
+            handles.append(
+                edge.node.register_prehook(
+                    lambda given, edge=edge: tuple(_mean(each, edge) for each in given)
+                )
+            )
         else:
             results.setdefault(edge.node, []).append(edge)
     return handles + [node.register_hook(_averaging(edges)) for node, edges in results.items()]
@@ -148,7 +151,7 @@ class _Known:
 
 
 def check_captured(gm: fx.GraphModule, world_size: int) -> None:
-    """Refuse a captured graph that computes with one rank's part of a parameter.
+    """Refuse a captured graph that computes with one rank's part of a parameter, other than element by element.
 
     Args:
         gm: what Dynamo captured.
@@ -157,79 +160,36 @@ def check_captured(gm: fx.GraphModule, world_size: int) -> None:
     Raises:
         ShardError: it does.
     """
-    if world_size == 1:
-        return
-    shards = {
-        node: _Partial("elements", name)
-        for node in gm.graph.find_nodes(op="placeholder")
-        if (name := _shard_of(node)) is not None and any(map(_is_computed, node.users))
-    }
-    if shards:
-        _check_part(gm, shards)
+    if world_size > 1:
+        inputs = gm.graph.find_nodes(op="placeholder")
+        _check_part(gm, {node: node.name for node in inputs if _takes_shard(node)})
 
 
-def _check_part(gm: fx.GraphModule, states: dict[fx.Node, _Partial]) -> _Partial | None:
-    """Go through a graph, or a part of one; return what its results depend on.
+def _takes_shard(node: fx.Node) -> bool:
+    example = getattr(node.meta.get("grapharg"), "example", None)
+    return is_shard(example) and isinstance(example, nn.Parameter)
 
-    Args:
-        gm: the graph.
-        states: of its inputs; the other nodes are added.
 
-    Raises:
-        ShardError: it computes with one rank's part of a parameter.
-    """
+def _check_part(gm: fx.GraphModule, shards: dict[fx.Node, str]) -> None:
+    """Go through a graph, or a part of one, whose inputs hold shards of the parameters named."""
+    parts = {k: each for k, each in gm.named_children() if isinstance(each, fx.GraphModule)}
     for node in gm.graph.nodes:
-        given = [states.get(each) for each in _nodes_of(node)]
-        if node.op == "output":
-            return next((each for each in given if each is not None), None)
-        if not any(given) or node.target is ops.gather:
+        args: list[fx.Node] = []
+        fx.map_arg((node.args, node.kwargs), args.append)
+        names = [shards[each] for each in args if each in shards]
+        if not names or node.op == "output" or node.target is ops.gather:
             continue
-        modules = dict(gm.named_children())
-        bodies = [modules.get(str(e.target)) for e in node.all_input_nodes if e.op == "get_attr"]
-        parts = [each for each in bodies if isinstance(each, fx.GraphModule)]
-        if parts:  # checkpointing and the like call parts of the graph, with their last arguments
-            found = [_check_part(each, _inputs_of(each, node, states)) for each in parts]
-            state = next((each for each in found if each is not None), None)
-        elif node.target is operator.getitem:
-            state = given[0]
-        else:
-            name = getattr(node.target, "__name__", str(node.target))
-            base = _base_of(name)
-            has_others = None in given or (
-                base in ("div", "truediv") and node.args[0] not in states
+        bodies = [parts[e.target] for e in args if e.op == "get_attr" and e.target in parts]
+        for body in bodies:  # checkpointing and the like call them with their last arguments
+            inputs = zip(
+                reversed(body.graph.find_nodes(op="placeholder")), reversed(args), strict=False
             )
-            state = _through(name, given, has_others=has_others, is_whole_sum=_sums_all(node))
-        if state is not None:
-            states[node] = state
-    return None
-
-
-def _inputs_of(
-    part: fx.GraphModule, call: fx.Node, states: Mapping[fx.Node, _Partial]
-) -> dict[fx.Node, _Partial]:
-    """Return what the inputs of a part depend on, as a node calls it."""
-    args = [each for each in _nodes_of(call) if each.op != "get_attr"]
-    inputs = part.graph.find_nodes(op="placeholder")
-    pairs = zip(reversed(inputs), reversed(args), strict=False)
-    return {each: states[arg] for each, arg in pairs if arg in states}
-
-
-def _nodes_of(call: fx.Node) -> list[fx.Node]:
-    """Return the nodes among the arguments of a call, in their order, each as often as it stands there."""
-    found: list[fx.Node] = []
-    fx.map_arg((call.args, call.kwargs), found.append)
-    return found
-
-
-def _is_computed(user: fx.Node) -> bool:
-    return user.op in ("call_function", "call_method") and user.target is not ops.gather
-
-
-def _shard_of(node: fx.Node) -> str | None:
-    """Return what a placeholder is called, if a shard is given for it."""
-    arg = node.meta.get("grapharg")
-    example = getattr(arg, "example", None)
-    return node.name if is_shard(example) and isinstance(example, nn.Parameter) else None
+            _check_part(body, {each: shards[arg] for each, arg in inputs if arg in shards})
+        name = getattr(node.target, "__name__", str(node.target))
+        if not bodies:
+            if _base_of(name) not in _ELEMENTWISE or len(names) < len(args):
+                raise _sees_a_part(name, names[0])
+            shards[node] = names[0]
 
 
 def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:
@@ -324,11 +284,15 @@ def _through(
     is_product = base in _FACTORS and (len(partial) > 1 or has_others)
     if kinds == {"sum"} and base in _LINEAR and not is_product:
         return first
-    raise ShardError(
-        f"{_without_backward(name)} is computed from the parameter {first.param!r} itself, of which this rank "
+    raise _sees_a_part(name, first.param)
+
+
+def _sees_a_part(operator: str, param: str) -> ShardError:
+    return ShardError(
+        f"{_without_backward(operator)} is computed from the parameter {param!r} itself, of which this rank "
         "holds one part, so ranks would get different values and wrong gradients: read the weight from its module inside of forward, such as "
         "self.linear.weight, which is whole there, or use stage 1. Sums of what is done to each element, such as "
-        "p.square().sum(), may be added to the loss"
+        "p.square().sum(), may be added to the loss outside of compiled code"
     )
 
 
@@ -350,11 +314,6 @@ def shard_behind(tensor: Tensor) -> Tensor | None:
     return None
 
 
-def _sums_all(node: fx.Node) -> bool:
-    options = {**node.kwargs, **dict(enumerate(node.args[1:]))}
-    return all(isinstance(each, torch.dtype) for each in options.values() if each is not None)
-
-
 @functools.cache
 def _base_of(name: str) -> str:
     """Return the same for each spelling of an operator: `pow`, `__pow__`, `pow_`, `PowBackward1`."""
@@ -374,15 +333,6 @@ def _averaging(edges: list[_Edge]) -> Callable[..., Any]:
             assert edge.index is not None
             grads[edge.index] = _mean(grads[edge.index], edge)
         return tuple(grads)
-
-    return average
-
-
-def _averaging_given(edge: _Edge) -> Callable[..., Any]:
-    """Return a hook that averages what a function is given in backward, one number."""
-
-    def average(given: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        return tuple(_mean(each, edge) for each in given)
 
     return average
 

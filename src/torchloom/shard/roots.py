@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -64,7 +62,7 @@ def keep_hook(model: nn.Module, hook: RemovableHandle) -> None:
 
 def living_layouts() -> list[Layout]:
     """Return the layouts of all sharded models that have not been freed."""
-    return [ROOTS[model].layout for model in sharded_models()]
+    return [root.layout for root in ROOTS.values()]
 
 
 def root_of(params: Sequence[nn.Parameter | str]) -> nn.Module:
@@ -122,78 +120,17 @@ def owners_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-class Owners:
-    """The parameters of a sharded model, walked through anew only where its modules have changed.
-
-    A walk by `named_parameters` takes a millisecond for a hundred modules, at each step.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._layout: Layout | None = None
-        self._found: dict[str, nn.Parameter] = {}
-        self._seen: list[tuple[nn.Module, _Children, _Children]] = []
-
-    def __call__(self) -> dict[str, nn.Parameter]:
-        """Return what `owners_of` returns.
-
-        Raises:
-            ShardError: as `owners_of`.
-        """
-        layout = layout_of(self._model)
-        if layout is not self._layout or not self._seen or not all(map(_is_as_seen, self._seen)):
-            self._found, self._seen, self._layout = owners_of(self._model), [], layout
-            walk = type(self._model)
-            if walk.named_parameters is nn.Module.named_parameters:  # else it may yield anything
-                self._seen = [
-                    (each, _Children.of(each._modules), _Children.of(each._parameters))
-                    for each in self._model.modules()
-                ]
-        return self._found
-
-
-class _Children(NamedTuple):
-    """What one of a module's dictionaries holds."""
-
-    names: list[str]
-    values: list[Any]
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> _Children:
-        return cls([*found], [*found.values()])
-
-    def are(self, found: Mapping[str, Any]) -> bool:
-        return self.names == [*found] and all(map(operator.is_, self.values, found.values()))
-
-
-def _is_as_seen(seen: tuple[nn.Module, _Children, _Children]) -> bool:
-    module, modules, parameters = seen
-    return modules.are(module._modules) and parameters.are(module._parameters)
-
-
 def divided_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
     """Return layout and facts of all parameters of which each rank steps a part, by id.
 
     Those that hold a shard, and whole ones that are stepped in slices (stage 1): `shard_numel` is then the size of
     the slice.
     """
-    found = sharded_by_id()
-    for model in sharded_models():
-        layout, params = layout_of(model), dict(model.named_parameters())
-        for spec in layout:
-            if spec.is_sliced and spec.name in params:
-                numel = shard_numel_of(spec.numel, layout.world_size)
-                found[id(params[spec.name])] = (layout, replace(spec, shard_numel=numel))
-    return found
-
-
-def sharded_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
-    """Return layout and facts of all parameters that hold a shard, by id.
-
-    A model whose parameters were changed since is no reason to fail for others.
-    """
     found: dict[int, tuple[Layout, ParamSpec]] = {}
     for model in sharded_models():
         layout, params = layout_of(model), dict(model.named_parameters())
-        found.update({id(params[s.name]): (layout, s) for s in layout.sharded if s.name in params})
+        for spec in layout:  # one that was changed since is no reason to fail for others
+            if spec.name in params and (spec.is_sliced or spec.mode == "sharded"):
+                numel = shard_numel_of(spec.numel, layout.world_size)
+                found[id(params[spec.name])] = (layout, replace(spec, shard_numel=numel))
     return found

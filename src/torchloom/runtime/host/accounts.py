@@ -6,7 +6,6 @@ of it is counted there, whoever does it: the loss of one engine may reload what 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,9 +26,6 @@ class Account:
     in_flight: int = 0
     in_flight_peak: int = 0
 
-    def __post_init__(self) -> None:
-        _LIVING.add(self)
-
     def take(self, num_bytes: int) -> None:
         """Note host memory that is taken, or, if negative, given back."""
         self.used += num_bytes
@@ -39,10 +35,6 @@ class Account:
         """Note a copy that begins or, if negative, was waited for."""
         self.in_flight += num_bytes
         self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
-
-    def reset_peaks(self) -> None:
-        """Count peaks from what there is now."""
-        self.peak, self.in_flight_peak = self.used, self.in_flight
 
     @contextmanager
     def charged(self) -> Iterator[None]:
@@ -56,12 +48,6 @@ class Account:
 
 
 _CHARGED: list[Account] = []
-_LIVING: weakref.WeakSet[Account] = weakref.WeakSet()
-
-
-def living_accounts() -> list[Account]:
-    """Return all accounts that there are."""
-    return list(_LIVING)
 
 
 def charged_account() -> Account | None:

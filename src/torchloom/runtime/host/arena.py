@@ -91,11 +91,6 @@ class HostArena:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments)
 
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes that were in use at a time."""
-        return self.total.peak
-
     def account_of(self, tensor: Tensor) -> Account | None:
         """Return the account that a tensor of the arena was taken for."""
         return self._accounts.get(tensor.data_ptr())
@@ -156,24 +151,6 @@ class HostArena:
         view = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
         flat = torch.frombuffer(view, dtype=tensor.dtype)
         return flat.as_strided(tensor.size(), tensor.stride())
-
-    def trim(self) -> int:
-        """Give segments without a living tensor back to the system; return their bytes."""
-        with self._lock:
-            self._bury()
-            idle = [s for s in self._segments if s.free == [(0, s.size)]]
-            for segment in idle:
-                self._segments.remove(segment)
-                if segment.pinned:
-                    cudart: Any = torch.cuda.cudart()
-                    cudart.cudaHostUnregister(segment.address)
-            return sum(segment.size for segment in idle)
-
-    def reset_peak(self) -> None:
-        """Count the peak from what is in use now."""
-        with self._lock:
-            self._bury()
-            self.total.peak = self.total.used
 
     def _bury(self) -> None:
         while self._dead:

@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import MoveError
-from torchloom.runtime.host.accounts import (
-    Account,
-    Direction,
-    charged_account,
-    living_accounts,
-)
+from torchloom.runtime.host.accounts import Account, Direction, charged_account
 from torchloom.runtime.host.arena import HostArena
 from torchloom.runtime.host.streams import StreamEngine
 from torchloom.runtime.host.threads import Jitter, ThreadEngine
@@ -157,12 +152,6 @@ class Mover:
             in_flight_peak_bytes=found.in_flight_peak,
         )
 
-    def reset_peaks(self) -> None:
-        """Count peaks from now on, those of accounts as well."""
-        self.arena.reset_peak()
-        for account in (self._total, *living_accounts()):
-            account.reset_peaks()
-
     @property
     def _total(self) -> Account:
         return self.arena.total
@@ -170,11 +159,6 @@ class Mover:
     def _account_of(self, host: Tensor) -> Account | None:
         """Return whose a copy is: of the engine that took the host memory, or is at work."""
         return self.arena.account_of(host) or charged_account()
-
-    @property
-    def num_in_flight(self) -> int:
-        """Copies that began and were not waited for."""
-        return len(self._in_flight)
 
     def _note(self, results: Sequence[Tensor], ticket: Ticket, hosts: Sequence[Tensor]) -> None:
         key, nbytes = _key(results), sum(result.nbytes for result in results)
