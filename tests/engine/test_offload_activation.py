@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchloom
+from support.fuzzing import fuzzed
 from support.memory import measure
 from support.models import tokens
 from support.pool import run_ranks
@@ -20,7 +21,6 @@ from torchloom.errors import PlanError
 from torchloom.memory import measure_peak
 from torchloom.plan import Plan
 from torchloom.runtime import mover_of
-from torchloom.runtime.host import fuzzed
 
 OFFLOAD = {"offload_activation": True, "offload_activation_threshold": 1}
 ALL = {**OFFLOAD, "offload_opt_states": True}

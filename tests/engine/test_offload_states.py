@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchloom
+from support.fuzzing import fuzzed
 from support.models import Tricky, tokens
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
@@ -19,7 +20,7 @@ from torchloom.errors import EngineError
 from torchloom.plan.text import show_plan
 from torchloom.races import find_races
 from torchloom.runtime import mover_of
-from torchloom.runtime.host import fuzzed, is_on_host
+from torchloom.runtime.host import is_on_host
 
 CPU = torch.device("cpu")
 HARD: dict[str, Any] = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.3}

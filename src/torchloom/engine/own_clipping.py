@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from torchloom._torch.norms import TotalNorm, replace_total_norm
+from torchloom._torch.autograd import TotalNorm, replace_total_norm
 from torchloom._torch.untraced import leave_alone
 from torchloom.engine.clipping import clip_, global_norm
 from torchloom.engine.nonfinite import find_non_finite

@@ -81,9 +81,6 @@ NEEDED = {
     "`torchloom.watch` fails": """
         torch._logging.structured INTERN_TABLE
     """,
-    "negated views that backward needs cannot be saved at stage 3": """
-        torch _neg_view
-    """,
     "`import torchloom._torch` fails": """
         torch._ops OpOverload OpOverloadPacket
         torch.utils._python_dispatch TorchDispatchMode _disable_current_modes _get_current_dispatch_mode_stack
@@ -114,7 +111,6 @@ NEEDED = {
         torch._dynamo.config ignore_logging_functions recompile_limit
         torch._dynamo.eval_frame OptimizedModule check_if_dynamo_supported
         torch._dynamo.exc RestartAnalysis
-        torch._dynamo.utils counters
         torch.nn.Module _call_impl _compiled_call_impl
     """,
     "serving fails for modules": """

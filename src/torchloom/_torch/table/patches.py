@@ -16,7 +16,7 @@ PATCHES = (
     ),
     Patch(
         name="torch.nn.utils.clip_grad._get_total_norm",
-        where="torchloom._torch.norms.replace_total_norm",
+        where="torchloom._torch.autograd.replace_total_norm",
         because="`clip_grad_norm_` takes a shard's gradient for the whole one; frameworks call it, and nothing"
         " in it asks a tensor that is no subclass",
         reproduction="clip the gradients of a model that shard_model sharded with torch.nn.utils: each rank"
@@ -74,7 +74,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._dynamo.guards.TENSOR_MATCH",
-        where="torchloom._torch.frozen.compiling_again",
+        where="torchloom._torch.module_calls.compiling_again",
         because="there is no guard on `requires_grad` of a module's parameters",
         issue="pytorch/pytorch#139476",
         until="2.11",

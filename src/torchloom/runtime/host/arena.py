@@ -27,8 +27,6 @@ from torchloom.runtime.host.accounts import Account, charged_account
 SEGMENT_BYTES = 32 << 20
 """Least size of a segment. A guess: registering memory costs a call of about 3 ms, whatever its size."""
 _ALIGN = 64
-_POISON = 0xFF
-"""Byte of freed memory while poisoning: four or two of them are a NaN in every float type."""
 
 
 @dataclass
@@ -69,8 +67,6 @@ class HostArena:
 
     device: torch.device
     segment_bytes: int = SEGMENT_BYTES
-    poison: bool = False
-    """Fill blocks with NaNs when they are made and when they are freed; for tests."""
     total: Account = field(default_factory=Account, init=False)
     """All that is in use."""
     _accounts: dict[int, Account] = field(default_factory=dict, init=False)
@@ -127,8 +123,6 @@ class HostArena:
                 block.account.take(nbytes)
                 self._accounts[block.address] = block.account
         view = (ctypes.c_char * nbytes).from_buffer(block.segment.memory, block.offset)
-        if self.poison:
-            ctypes.memset(ctypes.addressof(view), _POISON, nbytes)
         # The tensor keeps the view alive. A finalizer may run on any thread and inside of any other
         # call, also one that holds the lock: it only leaves a note.
         finalizer: Any = weakref.finalize(view, self._dead.append, block)
@@ -159,8 +153,6 @@ class HostArena:
             if block.account is not None:
                 block.account.take(-block.nbytes)
                 self._accounts.pop(block.address, None)
-            if self.poison:
-                ctypes.memset(block.address, _POISON, block.nbytes)
             _give_back(block.segment.free, block.offset, block.length)
 
     def _take(self, nbytes: int, pin: bool) -> _Block:

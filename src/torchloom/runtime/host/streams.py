@@ -31,8 +31,6 @@ class StreamTicket:
 class StreamEngine:
     """Copies on a stream of their own."""
 
-    jitter = None
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
