@@ -72,11 +72,11 @@ class _Edge(NamedTuple):
 
 @functools.cache
 def look_at_backward() -> None:
-    """Let torch's `backward` and `grad` average and refuse what this module is about."""
-    replace_backward(_looking)
+    """Patch torch's `backward` and `grad` to average or refuse such gradients."""
+    replace_backward(_averaging_backward)
 
 
-def _looking(run_backward: RunBackward) -> RunBackward:
+def _averaging_backward(run_backward: RunBackward) -> RunBackward:
     def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         handles = [] if is_traced(outputs) else _averaged(outputs)
         try:

@@ -58,7 +58,7 @@ class Line:
         self._bell, self._knock = socket.socketpair()
         self._knock.setblocking(False)
         self._spoke_s, self._spoke_of = 0.0, 0.0
-        self._heard_s = 0.0
+        self._last_message_s = 0.0
         self._lost = ""
         self.gone: dict[int, str] = {}
         """Of ranks that have ended without a word: how that is told."""
@@ -119,10 +119,10 @@ class Line:
 
     def _await(self, wire: Wire) -> None:
         """Listen, until the next look at what this rank waits for or until it has something to say."""
-        ears = select.poll()  # not select(), which knows no descriptor above 1023
-        ears.register(wire, select.POLLIN)
-        ears.register(self._bell, select.POLLIN)
-        for descriptor, _ in ears.poll(1000 * _TICK_S):
+        poller = select.poll()  # not select(), which knows no descriptor above 1023
+        poller.register(wire, select.POLLIN)
+        poller.register(self._bell, select.POLLIN)
+        for descriptor, _ in poller.poll(1000 * _TICK_S):
             if descriptor == wire.fileno():
                 self._listen(wire)
             else:
@@ -149,7 +149,7 @@ class Line:
             self._part_with_hub(NO_WORD)
             self._lost = self._lost or self._hub_gone
             return
-        self._heard_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         for message in messages:
             if message.get("kind") == "where":
                 self._asked = [str(event) for event in message["asked"]]
@@ -185,7 +185,7 @@ class Line:
 
     def _tick_in_wait(self, wait: Wait, now: float) -> None:
         limit_s, key = self.limits.of(wait.event.channel.startswith("agreement"))
-        silent_s = now - max(self._heard_s, wait.since_s)
+        silent_s = now - max(self._last_message_s, wait.since_s)
         if self._hub_gone:
             # Its last messages may have come at this very moment.
             if 0 in wait.event.ranks and now - self._hub_gone_s > PATIENCE_S:

@@ -72,7 +72,7 @@ class C10dCollectives:
         return self._begin(
             what,
             lambda tensor, _, **options: dist.all_reduce(tensor, **options),
-            lambda group, alike, _: all_reduce_coalesced(group, alike),
+            lambda group, tensors, _: all_reduce_coalesced(group, tensors),
             tensors,
             tensors,
             lambda: _scale_into(tensors, tensors, scale),

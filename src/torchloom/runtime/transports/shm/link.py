@@ -57,7 +57,7 @@ class Link:
         size = len(peers)
         num_semaphores = len(Signal) * size * size
         self.peers, self.rank, self.channel = peers, rank, channel
-        channel.looks = True
+        channel.polls_verdict = True
         self.timeout_s = _LONGEST_S
         self.others = tuple((rank + step) % size for step in range(1, size))
         """The other ranks, nearest first, so that not all wait for the same one."""
