@@ -16,7 +16,7 @@ from torchloom.runtime.base import GroupRef
 from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.transports.gloo import GlooCollectives
-from torchloom.runtime.transports.packing import pack, split_by_size, unpack
+from torchloom.runtime.transports.summing import pack, split_by_size, unpack
 from torchloom.shard.shards import cut
 
 # Around the size at which tensors stop being packed, odd, tiny, and empty.

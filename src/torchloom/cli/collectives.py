@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom import envs
-from torchloom._torch.coalesced import all_gather_single, reduce_scatter_single
+from torchloom._torch.distributed import all_gather_single, reduce_scatter_single
 from torchloom.engine.groups import ensure_process_group
 from torchloom.runtime import Communicator, get_communicator
 

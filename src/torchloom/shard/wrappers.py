@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from torchloom._torch.collectives import watch_collectives
+from torchloom._torch.distributed import watch_collectives
 from torchloom.errors import ShardError
 from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.parameter import is_shard, refused_collective

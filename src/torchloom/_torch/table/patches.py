@@ -25,7 +25,7 @@ PATCHES = (
     ),
     Patch(
         name="torch.distributed.ProcessGroup",
-        where="torchloom._torch.collectives.watch_collectives",
+        where="torchloom._torch.distributed.watch_collectives",
         because="a broadcast or an average of a parameter that holds a shard mixes unlike parts of the weight, and nothing"
         " in torch asks a tensor before it communicates",
         reproduction="Lightning's Trainer.validate after fit broadcasts the module's parameters: rank 1 has rank 0's shards",
@@ -218,7 +218,7 @@ FACTS = (
         since="2.14",
     ),
     Fact(
-        name="torchloom._torch.coalesced.has_single_names",
+        name="torchloom._torch.distributed.has_single_names",
         differs="collectives on single tensors have names of their own (`all_gather_single`), and the"
         " older ones warn",
         since="2.13",

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import MoveError
-from torchloom.runtime.host.accounts import Account, Direction, charged_account
-from torchloom.runtime.host.arena import HostArena
-from torchloom.runtime.host.streams import StreamEngine
-from torchloom.runtime.host.threads import Pairs, ThreadEngine
+from torchloom.runtime.host.arena import Account, Direction, HostArena, charged_account
+from torchloom.runtime.host.engines import Pairs, StreamEngine, ThreadEngine
 
 
 class Ticket(Protocol):

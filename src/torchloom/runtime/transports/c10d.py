@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchloom._torch.coalesced import (
+from torchloom._torch.distributed import (
     all_gather_coalesced,
     all_gather_single,
     all_reduce_coalesced,

@@ -29,14 +29,15 @@ from torchloom.errors import TorchloomError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
-from torchloom.runtime.transports.packing import (
+from torchloom.runtime.transports.summing import (
+    SumsInRankOrder,
     pack,
     split_by_size,
     split_sizes,
+    sum_into,
     unpack,
     unpack_rows,
 )
-from torchloom.runtime.transports.summing import SumsInRankOrder, sum_into
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from torchloom.errors import ShardError, TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import explained
-from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena
-from torchloom.runtime.transports.shm.peers import Peer
+from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena, Peer
 from torchloom.runtime.transports.shm.semaphore import NBYTES, Semaphores
 
 _SPINS = 200
