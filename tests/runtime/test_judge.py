@@ -136,3 +136,5 @@ def test_reports_travel_as_plain_data() -> None:
     here = report_of(3, [A], Limits())
     assert Report.from_plain(asdict(here)) == here
     assert here.begun == {A: False}
+    silent = silent_report(1, [one])
+    assert Report.from_plain(asdict(silent)) == silent
