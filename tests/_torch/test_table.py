@@ -15,13 +15,18 @@ import torch
 
 import torchloom
 from support.private_names import is_private, paths_in, private_attributes, trees_of, words_in
-from torchloom._torch.resolve import absent, why_missing
+from torchloom._torch.resolve import why_missing
 from torchloom._torch.table import FACTS, NAMES, PATCHES
 from torchloom._torch.table.records import PrivateName
 
 HOUSE = Path(torchloom.__path__[0])
 ROWS = {row.name: row for row in NAMES}
-LAST = {re.split(r"[.:]", name)[-1] for name in ROWS}
+LAST = {word for name in ROWS for word in re.split(r"[.:]", name)[-1].split("|")}
+PATHS = {
+    re.sub(r"\w+\|.*", word, name)
+    for name in ROWS
+    for word in re.split(r"[.:]", name)[-1].split("|")
+}
 
 
 def test_this_torch_has_what_the_table_says() -> None:
@@ -54,10 +59,12 @@ def test_each_use_has_a_row() -> None:
 
 def is_known(path: str) -> bool:
     """Whether a path is a row, something of a row's, or a module on the way to one."""
-    modules = {re.sub(":.*", ".", name) for name in ROWS}
+    modules = {re.sub(":.*", ".", name) for name in PATHS}
     return any(
-        path == name or path.startswith(f"{name}.") or name.startswith((f"{path}.", f"{path}:"))
-        for name in [*ROWS, *modules]
+        path == name.replace(":", ".")
+        or path.startswith(f"{name}.")
+        or name.startswith((f"{path}.", f"{path}:"))
+        for name in [*PATHS, *modules]
     )
 
 
@@ -66,7 +73,7 @@ def test_each_row_is_used() -> None:
     for room in ("_torch", "pieces"):
         for tree in trees_of(HOUSE / room):
             words |= words_in(tree)
-    assert {name for name in ROWS if re.split(r"[.:]", name)[-1] not in words} == set(), "drop them"
+    assert LAST - words == set(), "drop them"
 
 
 ELSEWHERE = (
@@ -92,15 +99,14 @@ def test_private_torch_is_named_behind_the_door_alone() -> None:
 def test_rows_say_something() -> None:
     assert len(ROWS) == len(NAMES), "a name has two rows"
     for row in NAMES:
-        assert row.used_for and row.without, row
-        assert row.instead is None or row.instead in ROWS, row
+        assert row.without, row
         assert row.name.startswith("torch."), row
 
 
 def test_no_row_is_a_module() -> None:
     """It would stand for all that is in the module."""
     for name, row in ROWS.items():
-        if row.holds_on(torch.__version__) and ":" not in name:
+        if row.holds_on(torch.__version__) and ":" not in name and "|" not in name:
             module, _, last = name.rpartition(".")
             owner = sys.modules.get(module)
             assert not isinstance(getattr(owner, last, None), types.ModuleType), name
@@ -130,16 +136,16 @@ def test_the_table_opens_without_torch() -> None:
 @pytest.mark.parametrize(
     ("since", "until", "version", "holds"),
     [
-        (None, None, "2.11.0", True),
-        ("2.13", None, "2.12.1+cu130", False),
-        ("2.13", None, "2.13.0a0+git123", True),
-        (None, "2.13", "2.13.5", True),
-        (None, "2.13", "2.14.0.dev20260101+cpu", False),
+        ("", "", "2.11.0", True),
+        ("2.13", "", "2.12.1+cu130", False),
+        ("2.13", "", "2.13.0a0+git123", True),
+        ("", "2.13", "2.13.5", True),
+        ("", "2.13", "2.14.0.dev20260101+cpu", False),
         ("2.9", "2.10", "2.10.0", True),
     ],
 )
 def test_ranges(since, until, version, holds) -> None:
-    row = PrivateName(name="torch.x", used_for="x", without="y", since=since, until=until)
+    row = PrivateName(name="torch.x", without="y", since=since, until=until)
     assert row.holds_on(version) is holds
 
 
@@ -157,16 +163,10 @@ def test_ranges(since, until, version, holds) -> None:
         ("torch._dynamo.eval_frame.gone.name", "torch._dynamo.eval_frame has no gone"),
         ("torch._gone.name", "torch has no _gone"),
         ("torch._gone:name", "name is not in the source of torch._gone"),
+        ("torch._dynamo.gone|reset", None),
+        ("torch._dynamo.eval_frame:_gone|_orig_mod", None),
+        ("torch._dynamo.gone|away", "torch._dynamo has no gone"),
     ],
 )
 def test_why_a_name_is_missing(name, reason) -> None:
     assert why_missing(name) == reason
-
-
-def test_a_name_with_another_in_its_place_is_not_absent(monkeypatch) -> None:
-    missing = {row.name for row, _ in absent()}
-    pairs = [row for row in NAMES if row.instead]
-    assert not {row.name for row in pairs} & missing
-    row = next(row for row in pairs if why_missing(row.name) is None)
-    monkeypatch.setattr("torchloom._torch.resolve.why_missing", lambda name: "gone")
-    assert row.name in {each.name for each, _ in absent()}

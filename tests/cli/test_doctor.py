@@ -78,14 +78,14 @@ def test_nothing_is_said_of_internals_that_are_there() -> None:
 @pytest.mark.parametrize(
     ("is_needed", "since", "state", "says"),
     [
-        (True, None, "FAIL", "torch~=2.15.0"),
-        (False, None, "note", "torch~=2.15.0"),
+        (True, "", "FAIL", "torch~=2.15.0"),
+        (False, "", "note", "torch~=2.15.0"),
         (True, "9.1", "note", ""),
     ],
 )
 def test_internals_that_are_missing(monkeypatch, is_needed, since, state, says) -> None:
     name = "torch._dynamo.moved_away"
-    row = PrivateName(name=name, used_for="x", without="no x", since=since, is_needed=is_needed)
+    row = PrivateName(name=name, without="no x", since=since, is_needed=is_needed)
     monkeypatch.setattr("torchloom._torch.resolve.NAMES", (row,))
     (found,) = module._internals()
     assert found.state == state

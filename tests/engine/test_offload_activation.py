@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchloom
+from support.fuzzing import fuzzed
 from support.memory import measure
 from support.models import tokens
 from support.pool import run_ranks
@@ -20,7 +21,6 @@ from torchloom.errors import PlanError
 from torchloom.memory import measure_peak
 from torchloom.plan import Plan
 from torchloom.runtime import mover_of
-from torchloom.runtime.host import fuzzed
 
 OFFLOAD = {"offload_activation": True, "offload_activation_threshold": 1}
 ALL = {**OFFLOAD, "offload_opt_states": True}
@@ -124,7 +124,8 @@ class Measured:
 
     def __init__(self, rank: int, budget: Any = None, **options: Any) -> None:
         torch._dynamo.reset()
-        mover_of(torch.device("cpu")).reset_peaks()
+        total = mover_of(torch.device("cpu")).arena.total
+        total.peak, total.in_flight_peak = total.used, total.in_flight
         torch.manual_seed(3)
         model, _ = llama(2, 32, 4, 2)
         compile = {"backend": "aot_eager", "strict": True, **options}
@@ -294,7 +295,7 @@ def test_models_of_all_kinds(name: str) -> None:
                     loss = loss[0] if isinstance(loss, tuple) else loss
                     engine.backward(loss)
             grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-            found.append((loss.item(), grads, mover_of(torch.device("cpu")).num_in_flight))
+            found.append((loss.item(), grads, len(mover_of(torch.device("cpu"))._in_flight)))
         return found
 
     ((plain, moved),) = run_ranks(1, fn)
@@ -334,7 +335,7 @@ def test_a_long_run_leaks_nothing() -> None:
         # What is live when the profiler starts may be in passing; it must not grow with the steps.
         kept = [measure(lambda n=n: train(engine, rank, n, first=5)).kept for n in (20, 40, 80)]
         train(engine, rank, 855, first=55)
-        return before, engine.move_stats(), kept, mover_of(torch.device("cpu")).num_in_flight
+        return before, engine.move_stats(), kept, len(mover_of(torch.device("cpu"))._in_flight)
 
     for before, after, kept, in_flight in run_ranks(2, fn, timeout_s=400):
         assert before.host_bytes == after.host_bytes

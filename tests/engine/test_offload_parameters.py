@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import torchloom
+from support.fuzzing import fuzzed
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.engine import Engine
 from torchloom.errors import ConfigError
 from torchloom.plan.text import diff_plans, show_plan
-from torchloom.runtime.host import fuzzed, is_on_host
+from torchloom.runtime.host import is_on_host
 
 PIECES = {"offload_parameters": True}
 EVERYTHING: dict[str, Any] = {

@@ -20,7 +20,7 @@ def tell_this_rank() -> None:
     """Hand the verdict over as the thread of the line does."""
     line = lines._LINES.line
     assert line is not None
-    line._settle(VERDICT)
+    line._settle(*VERDICT)
 
 
 def test_between_the_messages_and_the_wait_for_them() -> None:

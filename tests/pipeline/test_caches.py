@@ -16,7 +16,6 @@ import torchloom
 from support.models import tokens
 from support.ranks import run_ranks
 from support.runs import make_engine, train
-from torchloom._torch.dynamo import compile_counters
 from torchloom.graph import GraphPass
 from torchloom.pipeline.keys import identity_of
 
@@ -25,12 +24,12 @@ def one_start(rank, cache, settings):
     """Train in a process of its own; return passes run, cache counters and losses."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     torch._dynamo.reset()
-    compile_counters().clear()
+    torch._dynamo.utils.counters.clear()
     engine, _ = make_engine(**settings)
     engine.compile()
     losses = train(engine, rank, 2)
     passes = [p.name for graph in engine.compile_report().graphs for p in graph.passes]
-    counters = {kind: dict(c) for kind, c in compile_counters().items()}
+    counters = {kind: dict(c) for kind, c in torch._dynamo.utils.counters.items()}
     woven = engine.compile_report().graphs[0].collectives
     return passes, counters["inductor"], counters["aot_autograd"], losses, woven
 

@@ -16,7 +16,7 @@ from torchloom.runtime.base import GroupRef
 from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.transports.gloo import GlooCollectives
-from torchloom.runtime.transports.packing import pack, split_by_size, unpack
+from torchloom.runtime.transports.summing import pack, split_by_size, unpack
 from torchloom.shard.shards import cut
 
 # Around the size at which tensors stop being packed, odd, tiny, and empty.
@@ -30,7 +30,7 @@ def whole(rank: int, numel: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_all_gather(implementation, world_size: int) -> None:
     def fn(rank):
         shards, fulls, expected = [], [], []
@@ -49,7 +49,7 @@ def test_all_gather(implementation, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_reduce_scatter(implementation, world_size: int) -> None:
     def fn(rank):
         fulls = [whole(rank, numel) for numel in NUMELS]

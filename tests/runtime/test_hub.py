@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 
@@ -35,7 +36,7 @@ class Player:
         waiting = None
         if self.waits_for:
             waiting = Waiting(event=EVENT, what="gather of a", ranks=self.waits_for, for_s=2.0)
-        return Report(rank=self.rank, waiting=waiting, begun={EVENT: bool(waiting)}).to_plain()
+        return asdict(Report(rank=self.rank, waiting=waiting, begun={EVENT: bool(waiting)}))
 
     def stuck(self) -> None:
         self.wire.send(kind="stuck", report=self.report())

@@ -42,19 +42,6 @@ class Functional(Renormed):
         return F.embedding(ids, self.table.weight, max_norm=0.5)
 
 
-class Statistics(nn.Module):
-    """Keeps running statistics in parameters, and not in buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = nn.Parameter(torch.zeros(NUM), requires_grad=False)
-        self.var = nn.Parameter(torch.ones(NUM), requires_grad=False)
-        self.lin = nn.Linear(1, NUM)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.batch_norm(self.lin(ids[:, None].float()), self.mean, self.var, training=True)
-
-
 class Out(Functional):
     def forward(self, ids: Tensor) -> Tensor:
         with torch.no_grad():
@@ -100,7 +87,7 @@ def largest(kind: type[nn.Module], stage: int, compiled: bool, **sections: objec
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_write_by_any_operator_is_kept_or_refused(stage: int, compiled: bool) -> None:
     def fn(rank: int) -> dict[str, float | str]:
-        kinds = [Renormed, Bagged, Functional, Out, *([Statistics] if compiled else [])]
+        kinds = [Renormed, Bagged, Functional, Out]
         return {kind.__name__: largest(kind, stage, compiled) for kind in kinds}
 
     for found in run_ranks(2, fn):

@@ -1,11 +1,14 @@
-"""AOTAutograd with compilers of our own."""
+"""AOTAutograd with compilers of our own, and graph modules whose code takes a boxed list or is made when it is called first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import fx
+from torch.fx.graph import _BoxedCodeGen
 
 
 def aot_compile(
@@ -50,3 +53,21 @@ def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
     return fn if getattr(fn, "_boxed_call", False) else make_boxed_func(fn)
+
+
+BoxedCodeGen = _BoxedCodeGen
+"""Code generation for functions that take one list and empty it."""
+
+
+def sketch(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """Return a graph module that makes its code when it is called first, if ever."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
+
+
+def sketching() -> AbstractContextManager[Any]:
+    """Return a block in which torch's partitioners return sketches."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    return _use_lazy_graph_module(True)

@@ -1,4 +1,4 @@
-"""Autograd's state: the hooks of saved tensors, whether backward keeps its graph, and what runs backward."""
+"""Reads and replaces parts of autograd: hooks of saved tensors, what runs backward, the norm that clipping takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
 
 RunBackward = Callable[..., Any]
 """(outputs, grad_outputs, retain_graph, create_graph, inputs, allow_unreachable, accumulate_grad) -> gradients."""
@@ -75,3 +77,21 @@ def below_autograd() -> AbstractContextManager[Any]:
     """Return a block in which operators run as they do behind autograd: nothing is recorded for backward."""
     guard: Any = torch._C._AutoDispatchBelowAutograd()
     return guard
+
+
+TotalNorm = Callable[..., Tensor]
+"""(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None) -> norm."""
+
+
+def replace_total_norm(make: Callable[[TotalNorm], TotalNorm]) -> None:
+    """Put a function in the place of the norm in `torch.nn.utils.clip_grad_norm_` and `get_total_norm`.
+
+    torch's function stays the object that it is, whoever imported it before: what it calls is replaced, under its
+    `no_grad`.
+
+    Args:
+        make: takes torch's function and returns the one to use. Dynamo does not look into it.
+    """
+    outer: Any = clip_grad._get_total_norm
+    cell = dict(zip(outer.__code__.co_freevars, outer.__closure__ or (), strict=True))["func"]
+    cell.cell_contents = torch.compiler.disable(make(cell.cell_contents))

@@ -1,14 +1,15 @@
-"""The metadata file of torch.distributed.checkpoint, written without its collectives."""
+"""Writes the records of torch.distributed.checkpoint: its metadata file, and what it asks of a shard."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.checkpoint.metadata as records
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 
 class StoredChunk(NamedTuple):
@@ -62,3 +63,37 @@ def write_dcp_metadata(file: Any, stored: Mapping[tuple[str, ...], StoredTensor]
         storage_meta=records.StorageMeta(),
     )
     pickle.dump(metadata, file)
+
+
+Place = tuple[Sequence[int], Sequence[int]]
+"""Offsets and sizes of a part."""
+
+
+def chunk_list(places: Iterable[Place]) -> list[records.ChunkStorageMetadata]:
+    """Return the parts that a rank holds."""
+    return [
+        records.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        for offsets, sizes in places
+    ]
+
+
+def write_items(
+    fqn: str, places: Iterable[Place], like: torch.Tensor, size: torch.Size
+) -> list[WriteItem]:
+    """Return what a rank writes.
+
+    Args:
+        fqn: name of the tensor.
+        places: of the parts.
+        like: a tensor of their dtype.
+        size: of the whole tensor.
+    """
+    properties = records.TensorProperties.create_from_tensor(like)
+    return [
+        WriteItem(
+            index=records.MetadataIndex(fqn, chunk.offsets),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=size),
+        )
+        for chunk in chunk_list(places)
+    ]

@@ -1,15 +1,6 @@
-"""Dynamo: its counters, its limits, and whether it works here."""
+"""Says whether Dynamo works here, and whether it is about to capture again."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-
-
-def compile_counters() -> Mapping[str, Mapping[str, int]]:
-    """Return Dynamo's, Inductor's and AOTAutograd's running counters."""
-    from torch._dynamo.utils import counters
-
-    return counters
 
 
 def why_no_dynamo() -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from torchloom.errors import CompileError
+from torchloom.files import why_replaceable
 
 
 def inductor_compile(
@@ -131,3 +132,17 @@ def inductor_cache_dir() -> str:
 
 REALIZED_TO_STRIDES = "inductor_realize_to_strides"
 """Meta of a node whose value Inductor must lay out with the strides of its fake."""
+
+
+def why_cache_is_open() -> str:
+    """Return why others can write to Inductor's cache and what to do, or nothing.
+
+    Inductor runs the sources and shared objects that lie in its cache, by names that anybody can work out. Left
+    alone, the cache is a folder of /tmp, which whoever comes first may make.
+    """
+    folder = Path(inductor_cache_dir())
+    reason = why_replaceable(folder / "any")
+    return reason and (
+        f"the compiler's cache {folder} is not this user's alone ({reason}), and what lies in it is run as "
+        "code: set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.frozen import compiling_again
+from torchloom._torch.facts import guards_requires_grad
 
 _TORCH_LIMIT = 8
 """The default of `torch._dynamo.config.recompile_limit`; another value was chosen by the user."""
@@ -181,3 +181,25 @@ def traced_function(
     from torch._dynamo.convert_frame import get_traced_fn
 
     return get_traced_fn(module)
+
+
+def compiling_again(model: torch.nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls a compiled model, with all of Dynamo's entries dropped where `requires_grad` has changed.
+
+    A torch without guards on that goes on without gradients for what is unfrozen (pytorch/pytorch#139476);
+    where it has them, that is `call` itself.
+    """
+    if guards_requires_grad():
+        return call
+    params, compiled_for = list(model.parameters()), list[bool]()
+
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiled_for
+        now = [param.requires_grad for param in params]
+        if compiled_for and now != compiled_for:
+            torch._dynamo.reset()  # parts behind graph breaks have entries of their own
+        compiled_for = now
+        return call(*args, **kwargs)
+
+    return run

@@ -1,15 +1,14 @@
-"""Whether this torch has the names of the table."""
+"""Finds which names of the table this torch lacks."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,14 +17,10 @@ from torchloom._torch.table import NAMES, PrivateName
 
 
 def absent() -> Iterator[tuple[PrivateName, str]]:
-    """Yield the names that this torch lacks and that have no other in their place, with why they are not found."""
-    rows = {row.name: row for row in NAMES}
+    """Yield the names that this torch lacks, with why they are not found."""
     for row in NAMES:
-        if (reason := why_missing(row.name)) is None:
-            continue
-        if row.instead and why_missing(rows[row.instead].name) is None:
-            continue
-        yield row, reason
+        if reason := why_missing(row.name):
+            yield row, reason
 
 
 def is_expected(row: PrivateName) -> bool:
@@ -33,53 +28,47 @@ def is_expected(row: PrivateName) -> bool:
     return row.holds_on(torch.__version__)
 
 
-@functools.cache
 def why_missing(name: str) -> str | None:
-    """Return why a name of the table is not found in this torch, None if it is.
+    """Return why neither a name of the table nor another in its place is in this torch, None if one is.
 
     Example:
         >>> why_missing("torch._dynamo.eval_frame.OptimizedModule")
         >>> why_missing("torch._dynamo.no_such_name")
         'torch._dynamo has no no_such_name'
     """
-    path, _, word = name.partition(":")
-    if word:
-        return (
-            None
-            if re.search(rf"\b{word}\b", _source(path))
-            else f"{word} is not in the source of {path}"
-        )
-    parts = path.split(".")
-    reasons = []
-    for number in range(len(parts), 0, -1):  # a function may hide the module of its name
-        module = _imported(".".join(parts[:number]))
-        if module is not None:
-            reasons.append(_why_lacking(module, parts[:number], parts[number:]))
+    first, *others = name.split("|")
+    owner = first[: max(first.rfind("."), first.rfind(":")) + 1]
+    reasons = [_why_missing(each) for each in (first, *(owner + other for other in others))]
     return None if None in reasons else reasons[0]
 
 
-def _why_lacking(module: ModuleType, path: Sequence[str], names: Sequence[str]) -> str | None:
-    value: Any = module
-    for number, name in enumerate(names):
+@functools.cache
+def _why_missing(name: str) -> str | None:
+    path, _, word = name.partition(":")
+    if word:
+        is_there = re.search(rf"\b{word}\b", _source(path))
+        return None if is_there else f"{word} is not in the source of {path}"
+    parts = path.split(".")
+    reasons = []
+    for number in range(len(parts), 0, -1):  # a function may hide the module of its name
+        try:
+            value: Any = import_module(".".join(parts[:number]))
+        except ImportError:
+            continue
+        reasons.append(_why_lacking(value, parts, number))
+    return None if None in reasons else reasons[0]
+
+
+def _why_lacking(value: Any, parts: list[str], first: int) -> str | None:
+    """Return which of the names from the `first` on an object lacks, None if it has them all."""
+    for number, name in enumerate(parts[first:], first):
+        is_declared = any(name in inspect.get_annotations(c) for c in getattr(value, "__mro__", ()))
+        if number == len(parts) - 1 and is_declared:  # by a class for its objects
+            return None
         if not hasattr(value, name):
-            is_last = number == len(names) - 1
-            found = is_last and name in _declared(value)
-            return None if found else f"{'.'.join([*path, *names[:number]])} has no {name}"
+            return f"{'.'.join(parts[:number])} has no {name}"
         value = getattr(value, name)
     return None
-
-
-def _declared(owner: Any) -> set[str]:
-    """Return the attributes that a class declares for its objects."""
-    classes = getattr(owner, "__mro__", ())
-    return {name for cls in classes for name in inspect.get_annotations(cls)}
-
-
-def _imported(path: str) -> ModuleType | None:
-    try:
-        return import_module(path)
-    except ImportError:
-        return None
 
 
 @functools.cache

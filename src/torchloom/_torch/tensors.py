@@ -1,7 +1,8 @@
-"""Tensors without data, sizes without guards, and views that have no public name."""
+"""Tensors without data, sizes without guards, and a fast comparison of tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,11 +52,6 @@ def lives_on(value: torch.Tensor) -> bool:
     return is_static or isinstance(value, torch.nn.Parameter)
 
 
-def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that reads each element negated, as `.imag` of a conjugate does."""
-    return torch._neg_view(tensor)
-
-
 def fake_like(
     tensor: torch.Tensor, *, requires_grad: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -72,3 +68,20 @@ def fake_like(
             tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
         )
     return new.requires_grad_(requires_grad)
+
+
+def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return a function that says whether tensors look like these ones.
+
+    It compares types, dispatch keys (signs of views among them), dtypes, devices, sizes, strides and whether
+    gradients are required, and keeps no tensor.
+
+    Example:
+        >>> is_known = same_tensors([torch.ones(2)])
+        >>> is_known(torch.zeros(2)), is_known(torch.ones(3)), is_known(None)
+        (True, False, False)
+    """
+    made = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
+        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+    )
+    return made.check

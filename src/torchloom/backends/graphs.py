@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch.lazy_code import sketch
+from torchloom._torch.aot import sketch
 
 _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
 """Attributes that Dynamo sets on a graph module for its compilers (2.11-2.15)."""

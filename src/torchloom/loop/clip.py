@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from torchloom._torch.norms import TotalNorm, replace_total_norm
+from torchloom._torch.autograd import TotalNorm, replace_total_norm
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.loop.norms import Gradients, find_non_finite

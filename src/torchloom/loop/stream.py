@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torchloom.errors import EngineError
 from torchloom.loop.elementwise import ELEMENTWISE
 from torchloom.plan.states import CHUNK_BYTES, HostStates
-from torchloom.runtime.host import Mover, Ticket, fill_with_nans
+from torchloom.runtime.host import Mover, Ticket
 
 _ALIGN = 64
 
@@ -225,10 +225,7 @@ class StateStream:
     def _make_slots(self, chunks: list[_Chunk]) -> list[Tensor]:
         size = max((_room(chunk.hosts.values()) for chunk in chunks), default=0)
         num = min(self.num_slots, len(chunks))
-        slots = [torch.empty(size, dtype=torch.uint8, device=self.mover.device) for _ in range(num)]
-        if self.mover.poison:
-            fill_with_nans(slots)
-        return slots
+        return [torch.empty(size, dtype=torch.uint8, device=self.mover.device) for _ in range(num)]
 
     def _load(self, chunk: _Chunk, slot: Tensor) -> None:
         offset, places = 0, {}

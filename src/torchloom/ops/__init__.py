@@ -19,18 +19,19 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
-from torchloom.ops import copies, library, lifetime, lowered, symmetric, traced
+from torchloom.ops import copies, library, lowered, traced
 from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
-from torchloom.ops.lifetime import free_
 from torchloom.ops.lowered import (
     broadcast_,
+    free_,
     gather_start,
     reduce_start,
     resident,
+    symmetric_done_,
+    symmetric_start,
     sync_start,
     wait_,
 )
-from torchloom.ops.symmetric import symmetric_done_, symmetric_start
 from torchloom.ops.traced import cast, gather, reduce, replicate, sync
 
 __all__ = [
@@ -56,4 +57,4 @@ __all__ = [
 ]
 
 # Autograd calls derivatives, also those that a forward pass takes behind a graph break.
-leave_frames_alone(copies, library, lifetime, lowered, symmetric, traced)
+leave_frames_alone(copies, library, lowered, traced)

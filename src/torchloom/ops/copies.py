@@ -13,8 +13,6 @@ both sides are then pools that are counted apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -24,35 +22,28 @@ HOST = "host"
 """The handle under which `wait_` finds a copy; no communicator has this name."""
 
 
+_CPU = torch.device("cpu")
+
+
 def _on(x: Tensor, device: torch.device) -> Tensor:
     """Return what a copy of `x` on `device` looks like: dense strides stay, others are packed."""
     return torch.empty_like(x, device=device, memory_format=torch.preserve_format)
 
 
-def _fake_offload(x: Tensor, pin: bool = True) -> Tensor:
-    return _on(x, torch.device("cpu"))
-
-
-def _fake_reload(host: Tensor, device: torch.device) -> Tensor:
-    return _on(host, device)
-
-
-def _fake_offload_start(xs: Sequence[Tensor], pin: bool = True) -> list[Tensor]:
-    return [_fake_offload(x) for x in xs]
-
-
-def _fake_reload_start(hosts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    return [_on(host, device) for host in hosts]
-
-
-offload = define("offload(Tensor x, bool pin=True) -> Tensor", _fake_offload)
+offload = define("offload(Tensor x, bool pin=True) -> Tensor", lambda x, pin=True: _on(x, _CPU))
 """Copy a tensor into host memory; `pin` asks for page-locked memory where a device needs it."""
 
-reload = define("reload(Tensor host, Device device) -> Tensor", _fake_reload)
+reload = define("reload(Tensor host, Device device) -> Tensor", _on)
 """Copy a tensor of host memory to the device."""
 
-offload_start = define("offload_start(Tensor[] xs, bool pin=True) -> Tensor[]", _fake_offload_start)
+offload_start = define(
+    "offload_start(Tensor[] xs, bool pin=True) -> Tensor[]",
+    lambda xs, pin=True: [_on(x, _CPU) for x in xs],
+)
 """Begin to copy tensors into host memory."""
 
-reload_start = define("reload_start(Tensor[] hosts, Device device) -> Tensor[]", _fake_reload_start)
+reload_start = define(
+    "reload_start(Tensor[] hosts, Device device) -> Tensor[]",
+    lambda hosts, device: [_on(host, device) for host in hosts],
+)
 """Begin to copy tensors of host memory to the device."""

@@ -5,6 +5,8 @@
     sync_start(grads)     -> whole mean gradients, not yet arrived
     wait_(results, inputs)   the results have arrived
     resident(shard)       -> the flat full weight that stays gathered between micro-steps
+    symmetric_start(shards)  -> flat whole weights in memory that the ranks of one host share
+    free_(xs)                the memory of xs is given back now
 
 `wait_` is declared to write `results`: a compiler that respects mutation can then neither read a
 result too early nor drop the wait. It takes the `inputs` of the start as well, so that their
@@ -14,95 +16,71 @@ together is compared by them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from torchloom.ops.library import define
-
-
-def _fake_gather_start(
-    shards: Sequence[Tensor],
-    params: Sequence[str],
-    dtype: torch.dtype,
-    world_size: int,
-    handle: str,
-) -> list[Tensor]:
-    return [s.new_empty((s.numel() * world_size,), dtype=dtype) for s in shards]
-
-
-def _fake_reduce_start(
-    grads: Sequence[Tensor],
-    params: Sequence[str],
-    shard_numels: Sequence[int],
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    handle: str,
-) -> list[Tensor]:
-    return [g.new_empty((n,), dtype=dtype) for g, n in zip(grads, shard_numels, strict=True)]
-
-
-def _fake_sync_start(
-    grads: Sequence[Tensor],
-    params: Sequence[str],
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    own_slice: bool,
-    handle: str,
-) -> list[Tensor]:
-    return [torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format) for g in grads]
-
-
-def _fake_wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
-    return None
-
-
-def _fake_broadcast(whole: Tensor, source: int, handle: str, param: str) -> None:
-    return None
-
-
-def _fake_resident(
-    shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
-) -> Tensor:
-    return shard.new_empty((shard.numel() * world_size,), dtype=dtype)
-
 
 gather_start = define(
     "gather_start(Tensor[] shards, str[] params, ScalarType dtype, int world_size, str handle) "
     "-> Tensor[]",
-    _fake_gather_start,
+    lambda shards, params, dtype, world_size, handle: [
+        s.new_empty((s.numel() * world_size,), dtype=dtype) for s in shards
+    ],
 )
 """Begin to all-gather flat shards; each result is flat with `world_size` times as many elements."""
 
 reduce_start = define(
     "reduce_start(Tensor[] grads, str[] params, int[] shard_numels, ScalarType dtype, "
     "ScalarType wire_dtype, str handle) -> Tensor[]",
-    _fake_reduce_start,
+    lambda grads, params, shard_numels, dtype, wire_dtype, handle: [
+        g.new_empty((n,), dtype=dtype) for g, n in zip(grads, shard_numels, strict=True)
+    ],
 )
 """Begin to average full gradients, keeping this rank's flat shard of each."""
 
 sync_start = define(
     "sync_start(Tensor[] grads, str[] params, ScalarType dtype, ScalarType wire_dtype, "
     "bool own_slice, str handle) -> Tensor[]",
-    _fake_sync_start,
+    lambda grads, params, dtype, wire_dtype, own_slice, handle: [
+        torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format) for g in grads
+    ],
 )
 """Begin to average whole gradients over the ranks."""
 
-wait_ = define("wait_(Tensor(a!)[] results, Tensor[] inputs, str handle) -> ()", _fake_wait)
+wait_ = define("wait_(Tensor(a!)[] results, Tensor[] inputs, str handle) -> ()")
 """Block until the results of a start have arrived; `inputs` may be freed afterwards."""
 
-broadcast_ = define(
-    "broadcast_(Tensor(a!) whole, int source, str handle, str param) -> ()", _fake_broadcast
-)
+broadcast_ = define("broadcast_(Tensor(a!) whole, int source, str handle, str param) -> ()")
 """Replace a whole weight by that of one rank, on all ranks."""
 
 resident = define(
     "resident(Tensor(a) shard, ScalarType dtype, int world_size, str handle, str param) "
     "-> Tensor(a)",
-    _fake_resident,
+    lambda shard, dtype, world_size, handle, param: shard.new_empty(
+        (shard.numel() * world_size,), dtype=dtype
+    ),
 )
 """Return a full flat weight that outlives the graph; it is gathered when the shard has changed.
 
 Declared as a view of `shard`: the memory belongs to neither graph nor compiler, which must not use
 it again for another value, and may not write to it."""
+
+free_ = define("free_(Tensor(a!)[] xs) -> ()")
+"""Give the memory of tensors back, although somebody else may still name them; nobody may read them again."""
+
+symmetric_start = define(
+    "symmetric_start(Tensor(a)[] shards, int[] params, ScalarType dtype, int world_size, "
+    "str weights) -> Tensor(a)[]",
+    lambda shards, params, dtype, world_size, weights: [
+        s.new_empty((s.numel() * world_size,), dtype=dtype) for s in shards
+    ],
+)
+"""Make this rank's shards ready for the others, and return flat views of the whole weights: nothing is copied.
+
+`params` are the parameters' places in the shared weights called `weights`. The schema says that the results alias
+the shards, so that no compiler takes their memory for another value."""
+
+symmetric_done_ = define("symmetric_done_(Tensor(a!)[] wholes, str weights) -> ()")
+"""Block until all ranks have read the weights that one `symmetric_start` returned.
+
+Between `wait_` and this no rank writes; outside of the two anyone may."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -28,86 +28,8 @@ BodyHalf = Literal["forward", "backward", "inference"]
 """What a call runs of a body."""
 
 
-class Body(Protocol):
-    """What the operators, and those who compile calls, have to know of a body."""
-
-    def half(self, kind: BodyHalf) -> fx.GraphModule:
-        """Return the graph that a call runs: the operands of the call in, a list of tensors out."""
-        ...
-
-    @property
-    def modules(self) -> Mapping[int, str]:
-        """By the number of a call, the module that it stands for; the first is that of the body's own nodes."""
-        ...
-
-    @property
-    def variants(self) -> dict[str, fx.GraphModule]:
-        """Halves for other inputs than the body's own, by the name in a call and the kind of half."""
-        ...
-
-    def digest(self) -> str:
-        """Return a hash of all graphs that have been made of it."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What calls know it by."""
-        ...
-
-    @property
-    def joint_graph(self) -> fx.Graph:
-        """Forward and backward before they were split: operands, sizes, gradients of results in."""
-        ...
-
-    def recomputing(self, names: frozenset[str]) -> Body:
-        """Return the body that does the same and whose backward computes values of forward again.
-
-        Args:
-            names: of nodes of the joint graph.
-        """
-        ...
-
-    def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
-        """Return the fake results of a call; with `trains`, also what backward reads of its values."""
-        ...
-
-    def backward_values(self) -> Sequence[Tensor]:
-        """Return the fake gradients of the operands that have one."""
-        ...
-
-    def lower_operands(self, *, trains: bool) -> Mapping[int, torch.dtype]:
-        """Return the operands that a call casts first, by index, and their dtypes."""
-        ...
-
-    @property
-    def num_results(self) -> int:
-        """How many of the forward's values a graph reads."""
-        ...
-
-    @property
-    def kept_operands(self) -> Sequence[int]:
-        """Operands that backward reads, by index."""
-        ...
-
-    @property
-    def kept_results(self) -> Sequence[int]:
-        """Results that backward reads, by index."""
-        ...
-
-    @property
-    def differentiated(self) -> Sequence[int]:
-        """Operands that have a gradient, by index, in the order of `backward_values`."""
-        ...
-
-    @property
-    def tangents(self) -> Sequence[Tensor | None]:
-        """Fake gradients of the results as backward takes them, None for results without one."""
-        ...
-
-    @property
-    def copies_gradients(self) -> bool:
-        """Whether gradients that lie in memory otherwise than results are copied; else such parts stay."""
-        ...
+Body = Any
+"""A `torchloom.regions.body.RegionBody`, whose room lies above this one: bodies are made of graphs that have operators."""
 
 
 def body_of(name: str) -> Body:

@@ -13,7 +13,6 @@ reduce-scatter backward); the mean, not the sum, because data-parallel gradients
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,49 +21,14 @@ from torch import Tensor
 from torchloom.ops.library import LIBRARY, define
 
 
-def _fake_gather(
-    shard: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    handle: str,
-    param: str,
-) -> Tensor:
-    return shard.new_empty(shape, dtype=dtype)
-
-
-def _fake_reduce(
-    grad: Tensor,
-    shard_numel: int,
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    handle: str,
-    param: str,
-) -> Tensor:
-    return grad.new_empty((shard_numel,), dtype=dtype)
-
-
-def _fake_replicate(
-    whole: Tensor, dtype: torch.dtype, wire_dtype: torch.dtype, handle: str, param: str
-) -> Tensor:
-    return torch.empty_like(whole, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def _fake_sync(
-    grad: Tensor,
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    own_slice: bool,
-    handle: str,
-    param: str,
-) -> Tensor:
-    return torch.empty_like(grad, dtype=dtype, memory_format=torch.contiguous_format)
+def _dense_like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 gather = define(
     "gather(Tensor shard, SymInt[] shape, ScalarType dtype, ScalarType wire_dtype, str handle, "
     "str param) -> Tensor",
-    _fake_gather,
+    lambda shard, shape, dtype, *_: shard.new_empty(shape, dtype=dtype),
 )
 """All-gather the flat, padded `shard` into a weight of `shape` and `dtype` (cast before the wire).
 
@@ -73,21 +37,21 @@ gather = define(
 reduce = define(
     "reduce(Tensor grad, SymInt shard_numel, ScalarType dtype, ScalarType wire_dtype, str handle, "
     "str param) -> Tensor",
-    _fake_reduce,
+    lambda grad, shard_numel, dtype, *_: grad.new_empty((shard_numel,), dtype=dtype),
 )
 """Average a full gradient over the ranks and keep this rank's flat, zero-padded shard."""
 
 replicate = define(
     "replicate(Tensor whole, ScalarType dtype, ScalarType wire_dtype, str handle, str param) "
     "-> Tensor",
-    _fake_replicate,
+    lambda whole, dtype, *_: _dense_like(whole, dtype),
 )
 """Return a copy of a whole parameter in `dtype`; its gradient is averaged over the ranks."""
 
 sync = define(
     "sync(Tensor grad, ScalarType dtype, ScalarType wire_dtype, bool own_slice, str handle, "
     "str param) -> Tensor",
-    _fake_sync,
+    lambda grad, dtype, *_: _dense_like(grad, dtype),
 )
 """Average a whole gradient over the ranks.
 

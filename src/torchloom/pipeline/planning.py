@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from torchloom._torch import partition as torch_partition
-from torchloom._torch.lazy_code import sketching
+from torchloom._torch.aot import sketching
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.calls import keep_calls

@@ -24,7 +24,7 @@ from torchloom.regions.labels import graph_form
 
 @dataclass(eq=False)
 class RegionBody:
-    """What equal parts compute; see `torchloom.ops.regions.Body`.
+    """What equal parts compute; calls of `torchloom.ops.regions` name it.
 
     Args:
         name: a hash of all that its code depends on.

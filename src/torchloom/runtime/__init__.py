@@ -16,8 +16,8 @@ from torchloom.runtime.communicators import (
     lookup,
     use_shared_memory,
 )
-from torchloom.runtime.digests import tell_step
 from torchloom.runtime.host import Account, Mover, MoveStats, move_stats, mover_of
+from torchloom.runtime.lines import tell_step
 from torchloom.runtime.transit import refresh_bytes, transit_bytes
 from torchloom.runtime.weights import WeightStore, make_store
 

@@ -6,31 +6,21 @@ They communicate at once, one parameter at a time: correct, slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchloom._torch.autograd import keeps_graph
+from torchloom._torch.untraced import never_compile
 from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
+from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.communicators import lookup
-from torchloom.runtime.host import Mover, is_on_host, mover_of
+from torchloom.runtime.host import is_on_host, mover_of
 from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall
-
-
-def bind() -> None:
-    """Register the bodies with the dispatcher; autograd sits above them."""
-    between_ranks = (_gather, _reduce, _replicate, _sync, _gather_start, _reduce_start, _sync_start)
-    for body in (*between_ranks, _offload, _reload, _offload_start, _reload_start):
-        LIBRARY.impl(body.__name__[1:], body, "CompositeExplicitAutograd")
-    LIBRARY.impl("free_", _free, "CompositeExplicitAutograd")
-    LIBRARY.impl("broadcast_", _broadcast, "CompositeExplicitAutograd")
-    LIBRARY.impl("wait_", _wait, "CompositeExplicitAutograd")
-    LIBRARY.impl("resident", _resident, "CompositeExplicitAutograd")
-    LIBRARY.impl("symmetric_start", _symmetric_start, "CompositeExplicitAutograd")
-    LIBRARY.impl("symmetric_done_", _symmetric_done, "CompositeExplicitAutograd")
 
 
 def _gather(
@@ -43,10 +33,8 @@ def _gather(
 ) -> Tensor:
     comm = lookup(handle)
     # Outside of woven graphs nobody has reloaded a shard that waits on the host.
-    loaded = _reload(shard, shard.device) if is_on_host(shard) else shard
-    fulls = comm.begin_gather([loaded], dtype, (param,))
-    comm.wait(fulls)
-    flat = fulls[0]
+    loaded = mover_of(shard.device).fetch(shard) if is_on_host(shard) else shard
+    flat = _waited(comm, comm.begin_gather([loaded], dtype, (param,)))
     # No view: of one that an operator with a derivative returns, autograd forbids writes in words of its own.
     weight = flat.new_empty(0)
     weight.set_(flat.untyped_storage(), int(flat.storage_offset()), tuple(shape))  # type: ignore[call-overload]
@@ -54,81 +42,18 @@ def _gather(
     return weight
 
 
-def _reduce(
-    grad: Tensor,
-    shard_numel: int,
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    handle: str,
-    param: str,
-) -> Tensor:
-    comm = lookup(handle)
-    shards = comm.begin_reduce([grad], [shard_numel], dtype, wire_dtype, (param,))
-    comm.wait(shards)
-    return shards[0]
-
-
-def _replicate(
-    whole: Tensor, dtype: torch.dtype, wire_dtype: torch.dtype, handle: str, param: str
-) -> Tensor:
-    return whole.to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def _sync(
-    grad: Tensor,
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    own_slice: bool,
-    handle: str,
-    param: str,
-) -> Tensor:
-    comm = lookup(handle)
-    means = comm.begin_sync([grad], dtype, wire_dtype, (param,), own_slice=own_slice)
-    comm.wait(means)
-    return means[0]
-
-
-def _gather_start(
-    shards: Sequence[Tensor],
-    params: Sequence[str],
-    dtype: torch.dtype,
-    world_size: int,
-    handle: str,
-) -> list[Tensor]:
-    return lookup(handle).begin_gather(shards, dtype, params)
-
-
-def _reduce_start(
-    grads: Sequence[Tensor],
-    params: Sequence[str],
-    shard_numels: Sequence[int],
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    handle: str,
-) -> list[Tensor]:
-    return lookup(handle).begin_reduce(grads, shard_numels, dtype, wire_dtype, params)
-
-
-def _sync_start(
-    grads: Sequence[Tensor],
-    params: Sequence[str],
-    dtype: torch.dtype,
-    wire_dtype: torch.dtype,
-    own_slice: bool,
-    handle: str,
-) -> list[Tensor]:
-    return lookup(handle).begin_sync(grads, dtype, wire_dtype, params, own_slice=own_slice)
+def _waited(comm: Communicator, results: list[Tensor]) -> Tensor:
+    comm.wait(results)
+    return results[0]
 
 
 def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
     if handle == HOST:
-        _mover([*results, *inputs]).wait(results)
+        cpu = torch.device("cpu")
+        device = next((t.device for t in (*results, *inputs) if t.device != cpu), cpu)
+        mover_of(device).wait(results)
     else:
         lookup(handle).wait(results)
-
-
-def _broadcast(whole: Tensor, source: int, handle: str, param: str) -> None:
-    lookup(handle).broadcast_from(whole, source, param)
 
 
 def _offload(x: Tensor, pin: bool = True) -> Tensor:
@@ -136,21 +61,6 @@ def _offload(x: Tensor, pin: bool = True) -> Tensor:
     hosts = mover.begin_offload([x], pin=pin)
     mover.wait(hosts)
     return hosts[0]
-
-
-def _reload(host: Tensor, device: torch.device) -> Tensor:
-    mover = mover_of(device)
-    results = mover.begin_reload([host])
-    mover.wait(results)
-    return results[0]
-
-
-def _offload_start(xs: Sequence[Tensor], pin: bool = True) -> list[Tensor]:
-    return mover_of(xs[0].device).begin_offload(xs, pin=pin)
-
-
-def _reload_start(hosts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    return mover_of(device).begin_reload(hosts)
 
 
 def _free(xs: Sequence[Tensor]) -> None:
@@ -162,27 +72,68 @@ def _free(xs: Sequence[Tensor]) -> None:
             storage.resize_(0)
 
 
-def _mover(tensors: Sequence[Tensor]) -> Mover:
-    """Return the mover of the one device among both sides of a copy."""
-    cpu = torch.device("cpu")
-    return mover_of(next((t.device for t in tensors if t.device != cpu), cpu))
-
-
-def _resident(
-    shard: Tensor, dtype: torch.dtype, world_size: int, handle: str, param: str
-) -> Tensor:
-    return lookup(handle).residents.get(shard, dtype, param)
-
-
-def _symmetric_start(
-    shards: Sequence[Tensor],
-    params: Sequence[int],
+def _reduce(
+    grad: Tensor,
+    shard_numel: int,
     dtype: torch.dtype,
-    world_size: int,
-    weights: str,
-) -> list[Tensor]:
-    return find_store(weights).begin(shards, params)
+    wire_dtype: torch.dtype,
+    handle: str,
+    param: str,
+) -> Tensor:
+    comm = lookup(handle)
+    return _waited(comm, comm.begin_reduce([grad], [shard_numel], dtype, wire_dtype, (param,)))
 
 
-def _symmetric_done(wholes: Sequence[Tensor], weights: str) -> None:
-    find_store(weights).done()
+def _sync(
+    grad: Tensor,
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype,
+    own_slice: bool,
+    handle: str,
+    param: str,
+) -> Tensor:
+    comm = lookup(handle)
+    return _waited(comm, comm.begin_sync([grad], dtype, wire_dtype, (param,), own_slice=own_slice))
+
+
+BODIES: dict[str, Callable[..., Any]] = {
+    "gather": _gather,
+    "reduce": _reduce,
+    "replicate": lambda whole, dtype, wire_dtype, handle, param: whole.to(
+        dtype, copy=True, memory_format=torch.contiguous_format
+    ),
+    "sync": _sync,
+    "gather_start": lambda shards, params, dtype, world_size, handle: lookup(handle).begin_gather(
+        shards, dtype, params
+    ),
+    "reduce_start": lambda grads, params, numels, dtype, wire_dtype, handle: lookup(
+        handle
+    ).begin_reduce(grads, numels, dtype, wire_dtype, params),
+    "sync_start": lambda grads, params, dtype, wire_dtype, own_slice, handle: lookup(
+        handle
+    ).begin_sync(grads, dtype, wire_dtype, params, own_slice=own_slice),
+    "wait_": _wait,
+    "broadcast_": lambda whole, source, handle, param: lookup(handle).broadcast_from(
+        whole, source, param
+    ),
+    "resident": lambda shard, dtype, world_size, handle, param: lookup(handle).residents.get(
+        shard, dtype, param
+    ),
+    "symmetric_start": lambda shards, params, dtype, world_size, weights: find_store(weights).begin(
+        shards, params
+    ),
+    "symmetric_done_": lambda wholes, weights: find_store(weights).done(),
+    "offload": _offload,
+    "reload": lambda host, device: mover_of(device).fetch(host),
+    "offload_start": lambda xs, pin=True: mover_of(xs[0].device).begin_offload(xs, pin=pin),
+    "reload_start": lambda hosts, device: mover_of(device).begin_reload(hosts),
+    "free_": _free,
+}
+"""What each operator does when it runs, by its name."""
+
+
+def bind() -> None:
+    """Register the bodies with the dispatcher; autograd sits above them."""
+    for name, body in BODIES.items():
+        never_compile(body.__code__, with_called=True)
+        LIBRARY.impl(name, body, "CompositeExplicitAutograd")

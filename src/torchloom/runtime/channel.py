@@ -115,7 +115,7 @@ class Channel:
     """Global ranks, by their rank in the group."""
     has_tags: bool = True
     """Whether messages carry keys; else ranks compare checksums once a step."""
-    looks: bool = False
+    polls_verdict: bool = False
     """Whether those who wait look for a verdict by themselves; else their wait has to be ended."""
     recent: deque[NamedCollective] = field(default_factory=lambda: deque(maxlen=_COMPARED))
     """Without tags: what has begun last, for a comparison in words."""

@@ -98,11 +98,11 @@ class Communicator:
         self, shard_group: dist.ProcessGroup, replicate_group: dist.ProcessGroup | None
     ) -> bool:
         """Say whether this communicator spans these groups."""
-        if not self.shard_group.refers_to(shard_group):
-            return False
-        if self.replicate_group is None:
-            return replicate_group is None
-        return self.replicate_group.refers_to(replicate_group)
+        replicate = self.replicate_group
+        is_same = (
+            replicate_group is None if replicate is None else replicate.refers_to(replicate_group)
+        )
+        return is_same and self.shard_group.refers_to(shard_group)
 
     def stats(self) -> CommStats:
         """Return the running totals of this rank."""
@@ -192,10 +192,15 @@ class Communicator:
             wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
         )
         what = self._label("mean", names, wires)
-        pending = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
-        if results is not wires:
-            pending = _then_copy(pending, wires, results)
-        self.begin("sync", results, pending, payload=wires, params=names)
+        summed = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
+
+        def finish() -> None:
+            summed.finish()
+            if results is not wires:
+                for result, wire in zip(results, wires, strict=True):
+                    result.copy_(wire)
+
+        self.begin("sync", results, Pending(finish), payload=wires, params=names)
         return results
 
     def _begin_sync_slices(
@@ -207,14 +212,13 @@ class Communicator:
     ) -> list[Tensor]:
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
         results = [source.to(dtype, copy=True) for source in sources]
-        numels = [shard_numel_of(source.numel(), self.world_size) for source in sources]
         shards = [
-            source.new_empty(n, dtype=dtype) for source, n in zip(sources, numels, strict=True)
+            source.new_empty(shard_numel_of(source.numel(), self.world_size), dtype=dtype)
+            for source in sources
         ]
         what = self._label("mean of slices", names, sources)
-        reduced = self._then_replicate(
-            self.shard.reduce_scatter(sources, shards, self._mean, what), shards, what
-        )
+        reduced = self.shard.reduce_scatter(sources, shards, self._mean, what)
+        reduced = self._then_replicate(reduced, shards, what)
 
         def finish() -> None:
             reduced.finish()
@@ -367,15 +371,6 @@ def _told(op: str, payload: Sequence[Tensor], pending: Pending, params: tuple[st
                 params=params,
             )
         )
-
-    return Pending(finish)
-
-
-def _then_copy(pending: Pending, sources: list[Tensor], results: list[Tensor]) -> Pending:
-    def finish() -> None:
-        pending.finish()
-        for source, result in zip(sources, results, strict=True):
-            result.copy_(source)
 
     return Pending(finish)
 

@@ -37,8 +37,8 @@ def get_communicator(
     if replicate_group is not None and replicate_group.size() == 1:
         replicate_group = None
     for known in _COMMUNICATORS.values():
-        is_alike = known.symmetric_memory == symmetric_memory and known.model == 0
-        if is_alike and known.is_over(shard_group, replicate_group):
+        is_same = known.symmetric_memory == symmetric_memory and known.model == 0
+        if is_same and known.is_over(shard_group, replicate_group):
             return known
     num_replicas = 1 if replicate_group is None else replicate_group.size()
     open_lines()

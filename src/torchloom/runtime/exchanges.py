@@ -36,7 +36,7 @@ def new_agreement(rank: int, world_size: int, timeout_s: float | None = None) ->
     serial = next(_SERIALS)
     if world_size == 1:
         return Agreement(Alone())
-    channel = Channel(f"agreement {serial}", tuple(range(world_size)), looks=True)
+    channel = Channel(f"agreement {serial}", tuple(range(world_size)), polls_verdict=True)
     open_lines()
     return Agreement(
         StoreExchange(

@@ -65,9 +65,9 @@ def refresh_bytes(uses: Sequence[tuple[Tensor, torch.dtype, str, bool]]) -> list
     while left:
         _, dtype, handle, _ = uses[left[0]]
         comm = lookup(handle)
-        alike = [index for index in left if uses[index][1:3] == (dtype, handle)]
-        sizes = [_numel(uses[index][0]) * comm.world_size * dtype.itemsize for index in alike]
-        bucket = alike[: first_bucket(sizes, comm.residents.bucket_bytes)]
+        together = [index for index in left if uses[index][1:3] == (dtype, handle)]
+        sizes = [_numel(uses[index][0]) * comm.world_size * dtype.itemsize for index in together]
+        bucket = together[: first_bucket(sizes, comm.residents.bucket_bytes)]
         shards = [uses[index][0] for index in bucket]
         on_host = [uses[index][0] for index in bucket if uses[index][3]]
         found[left[0]] = (

@@ -3,7 +3,7 @@
     same dtype    the parameter's data *is* the slice: nothing is copied, one host holds it once
     another       the slice is a cast copy of the parameter, made anew when a graph begins to read
 
-A graph reads between two barriers (see `torchloom.ops.symmetric`). Whatever writes parameters does so
+A graph reads between two barriers (see `torchloom.ops.lowered`). Whatever writes parameters does so
 outside of them, on its own slice: the optimizer, a checkpoint, user code.
 """
 

@@ -6,7 +6,6 @@ of a dtype that communicates and trains, in memory that no other parameter or bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -148,30 +147,11 @@ def recomputed(module: nn.Module) -> list[str]:
 
 def _check_apart(model: nn.Module) -> None:
     """Refuse parameters whose memory another parameter or a buffer reads as well."""
-    params = [_Named(name, param.detach()) for name, param in model.named_parameters()]
-    buffers = [_Named(name, buffer.detach()) for name, buffer in model.named_buffers()]
-    for first, second in _sharing(params, buffers):
-        if any(second is each for each in buffers):
-            raise ShardError(
-                f"buffer {second.name!r} shares memory with parameter {first.name!r}, which gets "
-                "memory of its own when it is sharded: register buffer.clone(), or read the "
-                "parameter instead of the buffer"
-            )
-        raise ShardError(
-            f"parameters {first.name!r} and {second.name!r} share memory without being one "
-            "parameter, so that each would train on its own: assign the same nn.Parameter to both "
-            "modules, or give one of them a .clone()"
-        )
-
-
-def _sharing(params: list[_Named], buffers: list[_Named]) -> Iterator[tuple[_Named, _Named]]:
-    """Yield pairs, a parameter first, that have bytes in common."""
     by_storage: dict[tuple[torch.device, int], list[_Named]] = {}
-    for each in (*params, *buffers):
-        if _has_memory(each.tensor):
-            place = (each.tensor.device, each.tensor.untyped_storage().data_ptr())
-            by_storage.setdefault(place, []).append(each)
-    buffer_ids = {id(each.tensor) for each in buffers}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if _has_memory(tensor.detach()):
+            place = (tensor.device, tensor.untyped_storage().data_ptr())
+            by_storage.setdefault(place, []).append(_Named(name, tensor))
     for group in by_storage.values():
         group.sort(key=lambda each: _span(each.tensor)[0])
         for index, left in enumerate(group):
@@ -179,9 +159,27 @@ def _sharing(params: list[_Named], buffers: list[_Named]) -> Iterator[tuple[_Nam
             for right in group[index + 1 :]:
                 if _span(right.tensor)[0] >= end:
                     break
-                are_buffers = [id(each.tensor) in buffer_ids for each in (left, right)]
-                if not all(are_buffers) and _have_common(left.tensor, right.tensor):
-                    yield (right, left) if are_buffers[0] else (left, right)
+                pair = sorted((left, right), key=lambda each: not _is_param(each.tensor))
+                if _is_param(pair[0].tensor) and _have_common(left.tensor, right.tensor):
+                    raise _shared(*pair)
+
+
+def _is_param(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def _shared(param: _Named, other: _Named) -> ShardError:
+    if _is_param(other.tensor):
+        return ShardError(
+            f"parameters {param.name!r} and {other.name!r} share memory without being one "
+            "parameter, so that each would train on its own: assign the same nn.Parameter to both "
+            "modules, or give one of them a .clone()"
+        )
+    return ShardError(
+        f"buffer {other.name!r} shares memory with parameter {param.name!r}, which gets "
+        "memory of its own when it is sharded: register buffer.clone(), or read the "
+        "parameter instead of the buffer"
+    )
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -199,44 +197,33 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
 
 
+def _elements(tensor: Tensor) -> Tensor:
+    """Return the places of a tensor's elements in its storage."""
+    places = torch.tensor(int(tensor.storage_offset()))
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * step
+    return places.flatten()
+
+
 def _have_common(left: Tensor, right: Tensor) -> bool:
     """Say whether two tensors whose spans in one storage overlap have an element in common.
 
-    Columns of one matrix interleave without having one; the elements are marked to tell.
+    Columns of one matrix interleave without having one.
     """
     if left.dtype != right.dtype or (left.is_contiguous() and right.is_contiguous()):
         return True
-    low = int(min(left.storage_offset(), right.storage_offset()))
-    high = max(_span(left)[1], _span(right)[1]) // left.itemsize
-    marks = torch.zeros(high - low, dtype=torch.bool)
-    _marked(marks, left, low).fill_(True)
-    return bool(_marked(marks, right, low).any())
+    return bool(torch.isin(_elements(left), _elements(right)).any())
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Say whether two elements of a tensor are one place in memory."""
-    if not tensor.numel() or tensor.is_contiguous():
-        return False
-    sizes = sorted(
-        (abs(step), size)
-        for step, size in zip(tensor.stride(), tensor.shape, strict=True)
-        if size > 1
-    )
+    """Say whether two elements of a tensor are one place in memory, or its strides do not rule it out."""
     reach = 0
-    for step, size in sizes:
-        if step <= reach:
-            break
-        reach += step * (size - 1)
-    else:
-        return False
-    start = int(tensor.storage_offset())
-    marks = torch.zeros(_span(tensor)[1] // tensor.itemsize - start, dtype=torch.bool)
-    _marked(marks, tensor, start).fill_(True)
-    return int(marks.sum()) != tensor.numel()
-
-
-def _marked(marks: Tensor, tensor: Tensor, low: int) -> Tensor:
-    return marks.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset() - low)
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
 
 
 def _short(what: torch.dtype | torch.layout) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -95,11 +96,11 @@ def shard_module(
     _check_shared(model, layout)
     check_code(model, layout)
     _forget_computed(model)
-    keep = _Keeper(layout, broadcast)
+    keep = functools.partial(_keep_part, layout=layout, broadcast=broadcast)
     kept: set[str] = set()
     if meta.has_meta(model):
         kept = meta.materialize(
-            model, keep.whole, layout=layout, init=init, device=device or torch.device("cpu")
+            model, keep, layout=layout, init=init, device=device or torch.device("cpu")
         )
     modules = dict(model.named_modules())
     _check_unhooked(modules, layout)
@@ -108,7 +109,7 @@ def shard_module(
         param = modules[first.module]._parameters[first.attr]
         assert param is not None, spec.name
         if spec.name not in kept:
-            keep.whole(param, spec)
+            keep(param, spec)
         for owner in others:
             modules[owner.module]._parameters[owner.attr] = param
     if layout.sharded:
@@ -241,31 +242,27 @@ def _first_shared(model: nn.Module, names: dict[int, str]) -> str | None:
     return next((name for name in found if name is not None), None)
 
 
-class _Keeper:
-    """Replaces a parameter's whole data by what this rank keeps of it."""
-
-    def __init__(self, layout: Layout, broadcast: Broadcast | None) -> None:
-        self._layout, self._broadcast = layout, broadcast
-
-    def whole(self, param: nn.Parameter, spec: ParamSpec) -> None:
-        """Keep this rank's part of `param`, which holds the whole weight."""
-        if spec.is_ignored:
-            return
-        data = param.detach()
-        if self._broadcast is not None:
-            data = data.contiguous()
-            _broadcast_all(self._broadcast, [data])
-        data = data.to(spec.dtype)
-        if spec.mode == "sharded":
-            data = cut(data, self._layout.rank, spec.shard_numel)
-        elif spec.is_sliced:
-            # Padded, so that every rank's slice is equal and the slices gather in place.
-            data = join(pad_storage(data, self._layout.world_size), spec.shape)
-        elif self._layout.stage > 0 and _is_mapped(data):
-            data = data.clone()
-        param.grad = None
-        param.data = data
-        hold_part(param, spec)
+def _keep_part(
+    param: nn.Parameter, spec: ParamSpec, layout: Layout, broadcast: Broadcast | None
+) -> None:
+    """Keep this rank's part of a parameter that holds the whole weight."""
+    if spec.is_ignored:
+        return
+    data = param.detach()
+    if broadcast is not None:
+        data = data.contiguous()
+        _broadcast_all(broadcast, [data])
+    data = data.to(spec.dtype)
+    if spec.mode == "sharded":
+        data = cut(data, layout.rank, spec.shard_numel)
+    elif spec.is_sliced:
+        # Padded, so that every rank's slice is equal and the slices gather in place.
+        data = join(pad_storage(data, layout.world_size), spec.shape)
+    elif layout.stage > 0 and _is_mapped(data):
+        data = data.clone()
+    param.grad = None
+    param.data = data
+    hold_part(param, spec)
 
 
 def _is_mapped(data: Tensor) -> bool:
@@ -297,10 +294,10 @@ def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
     if not any(buffer.is_floating_point() or buffer.is_complex() for buffer in buffers):
         return
     for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
-        alike = [buffer for buffer in buffers if buffer.dtype == dtype]
-        flat = torch.cat([buffer.reshape(-1) for buffer in alike])
+        same = [buffer for buffer in buffers if buffer.dtype == dtype]
+        flat = torch.cat([buffer.reshape(-1) for buffer in same])
         _broadcast_all(broadcast, [flat])
-        for buffer, values in zip(alike, flat.split([b.numel() for b in alike]), strict=True):
+        for buffer, values in zip(same, flat.split([b.numel() for b in same]), strict=True):
             buffer.copy_(values.view_as(buffer))
 
 

@@ -23,7 +23,7 @@ from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.memo import Memo
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
-from torchloom.shard.user_copies import OutsideWeight, in_module_call, outside
+from torchloom.shard.user_copies import WeightCopy, in_module_call, weight_copy
 from torchloom.shard.writes import WRITES
 
 _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}
@@ -118,7 +118,7 @@ def _handed_out(
     if WRITES.is_open or modes.transform_level() is not None or in_module_call():
         return WRITES.note(make(module), name)
     with POSITION.gathering("outside of a forward"):
-        return outside(make(module), param, name)
+        return weight_copy(make(module), param, name)
 
 
 def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:
@@ -165,7 +165,7 @@ def _register_parameter(self: Any, name: str, param: nn.Parameter | None) -> Non
             "torchloom.shard.gathered(..., modifier_rank=0), or compute the weight in forward as a plain "
             "tensor"
         )
-    if isinstance(param, OutsideWeight):  # torch.nn.utils.prune registers what a module hands out
+    if isinstance(param, WeightCopy):  # torch.nn.utils.prune registers what a module hands out
         raise _reparametrized(param.param_name)
     getattr(type(self), ORIGINAL).register_parameter(self, name, param)
 

@@ -56,7 +56,7 @@ _SEES_A_PART = frozenset([
 ])
 """Functions whose result for a shard is none of the whole weight, by name without a trailing underscore, which writes."""
 _COLLECTIVES = frozenset(["all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"])
-_ALIKE = frozenset([
+_READ_AS_IT_IS = frozenset([
     "device", "dtype", "layout", "requires_grad", "grad_fn", "is_leaf", "is_sparse", "is_meta", "is_cuda", "itemsize", "element_size",
     "is_floating_point", "is_complex", "data_ptr", "untyped_storage", "_version", "backward",
 ])
@@ -83,7 +83,7 @@ class _Answers:
     ) -> Any:
         named = kwargs or {}
         name, caller = _name_of(func), sys._getframe(1)
-        if name in _ALIKE or is_for_machinery(func, caller):
+        if name in _READ_AS_IT_IS or is_for_machinery(func, caller):
             with as_plain_tensors():
                 return func(*args, **named)
         if name == "grad":
@@ -247,7 +247,7 @@ def _as_shards(found: Any, first: Tensor, facts: _Facts) -> Any:
     if not isinstance(found, Tensor) or is_shard(found) or found.shape != first.shape:
         return found
     if found.requires_grad:
-        return found  # shard.beside looks at the graph
+        return found  # shard.direct_uses looks at the graph
     return _marked(found, facts)
 
 

@@ -34,7 +34,6 @@ from torchloom._torch.autograd import (
     top_saved_tensors_hooks,
 )
 from torchloom._torch.compiling import DuringCompile
-from torchloom._torch.tensors import neg_view
 from torchloom.position import POSITION
 from torchloom.shard.memo import Memo
 from torchloom.shard.writes import WRITES
@@ -60,8 +59,6 @@ class _View:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    is_conj: bool
-    is_neg: bool
 
     @classmethod
     def of(cls, tensor: Tensor, call: GatherCall) -> _View:
@@ -72,16 +69,13 @@ class _View:
             tuple(tensor.size()),
             tensor.stride(),
             int(tensor.storage_offset()),
-            tensor.is_conj(),
-            tensor.is_neg(),
         )
 
     def into(self, weight: Tensor) -> Tensor:
         """Return the same view of a weight that has been gathered again."""
         view = weight.new_empty(0, dtype=self.dtype)
         view.set_(weight.untyped_storage(), self.offset, self.size, self.stride)
-        view = view.conj() if self.is_conj else view
-        return neg_view(view) if self.is_neg else view
+        return view
 
 
 class _Kept(NamedTuple):
@@ -186,7 +180,8 @@ class LiveGathers:
         """Return how to make a tensor again, if it is a weight that was gathered in this pass."""
         if not self._by_address or tensor.layout is not torch.strided or not tensor.numel():
             return None
-        if tensor._is_zerotensor():  # a tangent that forward-mode AD need not store
+        # Tangents that forward-mode AD need not store; views that are read conjugated or negated.
+        if tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg():
             return None
         found = self._by_address.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0].expired():

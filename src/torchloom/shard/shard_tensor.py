@@ -79,7 +79,7 @@ class ShardTensor(Tensor):
         return shard_tensor, (self.local, tuple(self.shape), self.first, self.end)
 
     def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
-        from torchloom._torch.dcp_items import write_items
+        from torchloom._torch.dcp import write_items
 
         boxes, writer = self.boxes(), writer_of_this_save()
         if len(boxes) > 1 and writer == "HuggingFaceStorageWriter":
@@ -90,7 +90,7 @@ class ShardTensor(Tensor):
         return write_items(fqn, [(box.offsets, box.sizes) for box in boxes], self.local, self.shape)
 
     def __create_chunk_list__(self) -> list[Any]:
-        from torchloom._torch.dcp_items import chunk_list
+        from torchloom._torch.dcp import chunk_list
 
         return chunk_list((box.offsets, box.sizes) for box in self.boxes())
 

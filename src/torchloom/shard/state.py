@@ -25,7 +25,7 @@ from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.parameter import local_shard
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
-from torchloom.shard.user_copies import outside
+from torchloom.shard.user_copies import weight_copy
 
 ORIGINAL = "_loom_original_class"
 """Class attribute of a generated class: the class that it was made from."""
@@ -135,7 +135,7 @@ def _kept_copy(module: nn.Module, param: Tensor, layout: Layout, name: str) -> T
         local_shard(param).copy_(cut(whole, layout.rank, spec.shard_numel))
         count_load(module)
 
-    return outside(whole, None, name, keep=keep)
+    return weight_copy(whole, None, name, keep=keep)
 
 
 _GATHERED: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -27,7 +27,7 @@ _PROPERTIES = {getattr(Tensor, name): name for name in ("data", "grad", "require
 _CALL = nn.Module.__call__.__code__
 
 
-class OutsideWeight(Tensor):
+class WeightCopy(Tensor):
     """A weight that was looked up outside of forward."""
 
     param: nn.Parameter | None
@@ -55,10 +55,10 @@ class OutsideWeight(Tensor):
             found = func(*args, **named)
             for each in kept:
                 each()
-        source = next((each for each in args if isinstance(each, OutsideWeight)), None)
+        source = next((each for each in args if isinstance(each, WeightCopy)), None)
         if source is None or not isinstance(found, Tensor) or not _shares(found, source):
             return found
-        return outside(found, None, source.param_name, keep=source.keep)
+        return weight_copy(found, None, source.param_name, keep=source.keep)
 
     def __reduce_ex__(self, proto: Any) -> Any:
         return _plain(self).__reduce_ex__(proto)
@@ -77,7 +77,7 @@ def in_module_call() -> bool:
     return False
 
 
-def outside(
+def weight_copy(
     weight: Tensor,
     param: nn.Parameter | None,
     name: str,
@@ -92,7 +92,7 @@ def outside(
         name: of the parameter.
         keep: is called after each write into the copy.
     """
-    made: Any = weight.as_subclass(OutsideWeight)
+    made: Any = weight.as_subclass(WeightCopy)
     made.param, made.param_name, made.keep = param, name, keep
     return made
 
@@ -106,7 +106,7 @@ def _is_in_place(func: Any) -> bool:
     return getattr(func, "__name__", "") != "__set__" and func.__name__ not in _HOOKS
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[OutsideWeight]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[WeightCopy]:
     """Return the weights that a call writes, hooks, or asks for what only a parameter has."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
@@ -125,7 +125,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[O
         meant = ()
     outs = kwargs.get("out")
     outs = outs if isinstance(outs, (tuple, list)) else (outs,)
-    return [each for each in _flat((*meant, *outs)) if isinstance(each, OutsideWeight)]
+    return [each for each in _flat((*meant, *outs)) if isinstance(each, WeightCopy)]
 
 
 def _flat(values: Sequence[Any]) -> Iterator[Any]:

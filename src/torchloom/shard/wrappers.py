@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from torchloom._torch.collectives import watch_collectives
+from torchloom._torch.distributed import watch_collectives
 from torchloom.errors import ShardError
 from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.parameter import is_shard, refused_collective
-from torchloom.shard.user_copies import OutsideWeight
+from torchloom.shard.user_copies import WeightCopy
 
 _WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
 
@@ -44,7 +44,7 @@ def _check(collective: str, tensors: Iterable[Tensor]) -> None:
         shard = each if is_shard(each) else shard_behind(each)
         if shard is not None:
             raise refused_collective(collective, shard)
-        if isinstance(each, OutsideWeight) and each.param is None and collective in _WRITING:
+        if isinstance(each, WeightCopy) and each.param is None and collective in _WRITING:
             raise ShardError(
                 f"{collective} would write into a gathered copy of the parameter {each.param_name!r}, and the weight would stay "
                 "as it is: leave it out, as torchloom keeps weights equal on all ranks, or write inside "

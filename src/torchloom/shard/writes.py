@@ -13,11 +13,9 @@ can be seen:
 from __future__ import annotations
 
 import dis
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from torchloom import ops
@@ -25,9 +23,6 @@ from torchloom._torch import modes
 from torchloom.errors import ShardError
 from torchloom.graph import args_of, find, is_in_place_name, written
 from torchloom.shard.layout import Layout
-
-_STATISTICS = {F.batch_norm: slice(1, 3), torch.batch_norm: slice(3, 5)}
-"""Where functions take running statistics, which they write while they train and no counter tells."""
 
 
 def lost(names: Collection[str]) -> ShardError:
@@ -108,19 +103,11 @@ def check_graph(gm: fx.GraphModule) -> None:
             weights[storage]
             for part in parts
             for node in part.graph.nodes
-            for target in _written(node)
+            for target in written(node)
             if (storage := modes.storage_id(_fake(target))) in weights
         }
     if params:
         raise lost(params)
-
-
-def _written(node: fx.Node) -> Iterator[Any]:
-    """Yield what a call of a captured graph writes."""
-    yield from written(node)
-    if node.target in _STATISTICS and (node.args[5:6] or (node.kwargs.get("training"),))[0]:
-        yield from node.args[_STATISTICS[node.target]]
-        yield from (node.kwargs.get("running_mean"), node.kwargs.get("running_var"))
 
 
 def _fake(node: Any) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from torchloom._torch.cache import why_cache_is_open
-from torchloom._torch.inductor import load_inductor
+from torchloom._torch.inductor import load_inductor, why_cache_is_open
 from torchloom._torch.module_calls import compile_in_place
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger

@@ -387,7 +387,7 @@ def test_a_compilers_cache_that_others_can_write_to_runs_nothing(case, tmp_path,
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
-    monkeypatch.setattr("torchloom._torch.cache.inductor_cache_dir", lambda: str(cache))
+    monkeypatch.setattr("torchloom._torch.inductor.inductor_cache_dir", lambda: str(cache))
     assert case.load().origin == "loaded"  # which needs no cache
     with pytest.raises(ServeError, match="set TORCHINDUCTOR_CACHE_DIR"):
         build(made(Plain, eps=1e-6), rows(), store=case.root)

@@ -1,8 +1,8 @@
-"""What torchloom replaces, wraps or works around in torch, and why."""
+"""What torchloom replaces or works around in torch, and what differs between its versions."""
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Patch
+from torchloom._torch.table.records import Fact, Patch
 
 PATCHES = (
     Patch(
@@ -16,7 +16,7 @@ PATCHES = (
     ),
     Patch(
         name="torch.nn.utils.clip_grad._get_total_norm",
-        where="torchloom._torch.norms.replace_total_norm",
+        where="torchloom._torch.autograd.replace_total_norm",
         because="`clip_grad_norm_` takes a shard's gradient for the whole one; frameworks call it, and nothing"
         " in it asks a tensor that is no subclass",
         reproduction="clip the gradients of a model that shard_model sharded with torch.nn.utils: each rank"
@@ -25,7 +25,7 @@ PATCHES = (
     ),
     Patch(
         name="torch.distributed.ProcessGroup",
-        where="torchloom._torch.collectives.watch_collectives",
+        where="torchloom._torch.distributed.watch_collectives",
         because="a broadcast or an average of a parameter that holds a shard mixes unlike parts of the weight, and nothing"
         " in torch asks a tensor before it communicates",
         reproduction="Lightning's Trainer.validate after fit broadcasts the module's parameters: rank 1 has rank 0's shards",
@@ -74,7 +74,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._dynamo.guards.TENSOR_MATCH",
-        where="torchloom._torch.frozen.compiling_again",
+        where="torchloom._torch.module_calls.compiling_again",
         because="there is no guard on `requires_grad` of a module's parameters",
         issue="pytorch/pytorch#139476",
         until="2.11",
@@ -173,5 +173,54 @@ PATCHES = (
         reproduction="torch.compile a product of tensors whose sizes do not fit: the stack is printed"
         " twice",
         without="the sentence that a rank ends with stands between two stacks",
+    ),
+)
+
+FACTS = (
+    Fact(
+        name="torchloom._torch.facts.keeps_tangents",
+        differs="`backward(ctx, *flat_args)` of AOTAutograd holds the gradients of results through the"
+        " whole of backward; later it hands them on in a list that it empties",
+        until="2.12",
+    ),
+    Fact(
+        name="torchloom._torch.facts.guards_requires_grad",
+        differs="Dynamo puts guards on `requires_grad` of a module's parameters; before, a model is"
+        " compiled anew where one changes",
+        since="2.12",
+    ),
+    Fact(
+        name="torchloom._torch.facts.lowers_calls",
+        differs="Inductor is known to generate one function for several calls of a subgraph with operands of its"
+        " own layout; before, graphs that go to Inductor stay whole (`compile.regions`)",
+        since="2.13",
+    ),
+    Fact(
+        name="torchloom._torch.shapes.takes_bounds",
+        differs="`mark_unbacked` takes bounds of a size; before, less can be proven of sizes that"
+        " nothing may branch on",
+        since="2.12",
+    ),
+    Fact(
+        name="torchloom._torch.full_capture.keeps_floats_by_closure",
+        differs="Dynamo keeps what it knows of floats by code and closure; before, by code alone",
+        since="2.12",
+    ),
+    Fact(
+        name="torchloom._torch.fallback.counts_whole_graphs",
+        differs="a whole graph (`fullgraph=True`) in whose call nothing compiled runs raises"
+        " (pytorch/pytorch#177809)",
+        since="2.12",
+    ),
+    Fact(
+        name="torchloom._torch.registry.keeps_tags_by_name",
+        differs="tags of backends are kept by name; before, as an attribute of the function",
+        since="2.14",
+    ),
+    Fact(
+        name="torchloom._torch.distributed.has_single_names",
+        differs="collectives on single tensors have names of their own (`all_gather_single`), and the"
+        " older ones warn",
+        since="2.13",
     ),
 )

@@ -1,23 +1,17 @@
-"""The kinds of rows. Data alone: nothing here imports torch."""
+"""The kinds of rows in the table of private torch. Data alone: nothing here imports torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Ranged:
-    """A row with the versions of torch that it holds for.
+    """A row with the versions of torch that it holds for: from the first to the last, "" for no bound."""
 
-    Args:
-        since: the first version, such as "2.13"; None for all before `until`.
-        until: the last version; None for all after `since`.
-    """
-
-    since: str | None = None
-    until: str | None = None
+    since: str = ""
+    until: str = ""
 
     def holds_on(self, version: str) -> bool:
         """Return whether the row is about a version of torch, such as "2.13.0+cpu".
@@ -27,23 +21,20 @@ class _Ranged:
             True
         """
         number = _number(version)
-        is_late = self.since is None or number >= _number(self.since)
-        return is_late and (self.until is None or number <= _number(self.until))
+        is_late = not self.since or number >= _number(self.since)
+        return is_late and (not self.until or number <= _number(self.until))
 
     @property
     def versions(self) -> str:
         """The range in words."""
-        if self.since is None:
-            return "all" if self.until is None else f"up to {self.until}"
-        return f"since {self.since}" if self.until is None else f"{self.since} to {self.until}"
+        if not self.since:
+            return f"up to {self.until}" if self.until else "all"
+        return f"{self.since} to {self.until}" if self.until else f"since {self.since}"
 
 
-def _number(version: str) -> tuple[int, int]:
+def _number(version: str) -> tuple[int, ...]:
     """Return the first two parts of a version: nightly builds count as the release that they lead to."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
-        raise ValueError(f"{version!r} is no version of torch: write two numbers, such as 2.13")
-    return int(found[1]), int(found[2])
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +42,15 @@ class PrivateName(_Ranged):
     """A private name of torch that torchloom uses.
 
     Args:
-        name: the path to it. After a colon stands a word of a module's source, for what is no attribute of
-            anything before torch has run: marks on objects, local variables, keys.
-        used_for: what for.
+        name: the path to it. After a colon stands a word of a module's source; "|" stands before another name
+            that serves in its place.
         without: what happens where it is missing.
-        is_needed: whether what needs it fails without it; otherwise it is left out, or done in another way.
-        instead: the name of the row that serves in its place.
+        is_needed: whether what needs it fails without it.
     """
 
     name: str
-    used_for: str
     without: str
     is_needed: bool = True
-    instead: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,26 +81,7 @@ class Fact(_Ranged):
     Args:
         name: the function of torchloom that tells; it returns True for the versions of the row.
         differs: what is so in these versions, and what in others.
-        detected: how the function tells.
     """
 
     name: str
     differs: str
-    detected: str
-
-
-def each(
-    owner: str, names: str, used_for: str, without: str, **more: object
-) -> Iterator[PrivateName]:
-    """Yield one row for each of several names of one owner.
-
-    Args:
-        owner: their path; one that ends with a colon is a module whose source has the names.
-        names: separated by blanks.
-        used_for: as for a `PrivateName`.
-        without: as for a `PrivateName`.
-        more: further fields.
-    """
-    dot = "" if owner.endswith(":") else "."
-    for name in names.split():
-        yield PrivateName(name=f"{owner}{dot}{name}", used_for=used_for, without=without, **more)  # type: ignore[arg-type]

@@ -1,22 +1,17 @@
 """Host memory as a second pool beside the device's: an arena, and copies in both directions.
 
-accounts  whose copies and memory these are: the engines of one device share the rest
-arena     segments of host memory, cut into blocks, counted
+arena     segments of host memory, cut into blocks, counted; accounts say whose they are
 mover     issues copies and waits for them; one per device
-threads   copies on a CPU: a background thread per direction
-streams   copies of a CUDA device: a stream per direction
+engines   copies of a CPU, by a background thread per direction, and of a CUDA device, by a stream
 """
 
 from __future__ import annotations
 
-from torchloom.runtime.host.accounts import Account
-from torchloom.runtime.host.arena import HostArena
+from torchloom.runtime.host.arena import Account, HostArena
 from torchloom.runtime.host.mover import (
     Mover,
     MoveStats,
     Ticket,
-    fill_with_nans,
-    fuzzed,
     is_on_host,
     move_stats,
     mover_of,
@@ -28,8 +23,6 @@ __all__ = [
     "MoveStats",
     "Mover",
     "Ticket",
-    "fill_with_nans",
-    "fuzzed",
     "is_on_host",
     "move_stats",
     "mover_of",

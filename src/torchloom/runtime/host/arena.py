@@ -5,6 +5,9 @@ happens. Segments are anonymous mappings, outside of torch's own allocators: on 
 allocator counts is then the device pool, and what the arena counts is the host pool. For a GPU a
 segment is page-locked when it is made; registering it avoids the rounding of torch's pinned
 allocator to powers of two.
+
+Host memory belongs to the account that was charged when it was taken, and what is copied into or out of it is counted
+there, whoever does it: the loss of one engine may reload what another one has offloaded.
 """
 
 from __future__ import annotations
@@ -15,20 +18,63 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchloom.errors import MoveError
-from torchloom.runtime.host.accounts import Account, charged_account
 
 SEGMENT_BYTES = 32 << 20
 """Least size of a segment. A guess: registering memory costs a call of about 3 ms, whatever its size."""
 _ALIGN = 64
-_POISON = 0xFF
-"""Byte of freed memory while poisoning: four or two of them are a NaN in every float type."""
+
+
+Direction = Literal["to_host", "to_device"]
+
+
+@dataclass(eq=False)
+class Account:
+    """What one engine, or a device altogether, has moved and holds on the host; all in bytes."""
+
+    used: int = 0
+    """In use on the host now, dead tensors included until the arena has buried them."""
+    peak: int = 0
+    """Most that was in use on the host at a time."""
+    moved: dict[Direction, int] = field(default_factory=lambda: {"to_host": 0, "to_device": 0})
+    in_flight: int = 0
+    in_flight_peak: int = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Note host memory that is taken, or, if negative, given back."""
+        self.used += num_bytes
+        self.peak = max(self.peak, self.used)
+
+    def fly(self, num_bytes: int) -> None:
+        """Note a copy that begins or, if negative, was waited for."""
+        self.in_flight += num_bytes
+        self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """Let host memory that is taken inside a `with` block be this account's."""
+        # Of the process, not of a thread: autograd runs backward of a GPU on threads of its own.
+        _CHARGED.append(self)
+        try:
+            yield
+        finally:
+            _CHARGED.pop()
+
+
+_CHARGED: list[Account] = []
+
+
+def charged_account() -> Account | None:
+    """Return the account that host memory is taken for now."""
+    return _CHARGED[-1] if _CHARGED else None
 
 
 @dataclass
@@ -69,8 +115,6 @@ class HostArena:
 
     device: torch.device
     segment_bytes: int = SEGMENT_BYTES
-    poison: bool = False
-    """Fill blocks with NaNs when they are made and when they are freed; for tests."""
     total: Account = field(default_factory=Account, init=False)
     """All that is in use."""
     _accounts: dict[int, Account] = field(default_factory=dict, init=False)
@@ -90,11 +134,6 @@ class HostArena:
     def reserved_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes that were in use at a time."""
-        return self.total.peak
 
     def account_of(self, tensor: Tensor) -> Account | None:
         """Return the account that a tensor of the arena was taken for."""
@@ -132,8 +171,6 @@ class HostArena:
                 block.account.take(nbytes)
                 self._accounts[block.address] = block.account
         view = (ctypes.c_char * nbytes).from_buffer(block.segment.memory, block.offset)
-        if self.poison:
-            ctypes.memset(ctypes.addressof(view), _POISON, nbytes)
         # The tensor keeps the view alive. A finalizer may run on any thread and inside of any other
         # call, also one that holds the lock: it only leaves a note.
         finalizer: Any = weakref.finalize(view, self._dead.append, block)
@@ -157,24 +194,6 @@ class HostArena:
         flat = torch.frombuffer(view, dtype=tensor.dtype)
         return flat.as_strided(tensor.size(), tensor.stride())
 
-    def trim(self) -> int:
-        """Give segments without a living tensor back to the system; return their bytes."""
-        with self._lock:
-            self._bury()
-            idle = [s for s in self._segments if s.free == [(0, s.size)]]
-            for segment in idle:
-                self._segments.remove(segment)
-                if segment.pinned:
-                    cudart: Any = torch.cuda.cudart()
-                    cudart.cudaHostUnregister(segment.address)
-            return sum(segment.size for segment in idle)
-
-    def reset_peak(self) -> None:
-        """Count the peak from what is in use now."""
-        with self._lock:
-            self._bury()
-            self.total.peak = self.total.used
-
     def _bury(self) -> None:
         while self._dead:
             block = self._dead.popleft()
@@ -182,8 +201,6 @@ class HostArena:
             if block.account is not None:
                 block.account.take(-block.nbytes)
                 self._accounts.pop(block.address, None)
-            if self.poison:
-                ctypes.memset(block.address, _POISON, block.nbytes)
             _give_back(block.segment.free, block.offset, block.length)
 
     def _take(self, nbytes: int, pin: bool) -> _Block:

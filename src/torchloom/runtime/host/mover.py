@@ -10,26 +10,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from torchloom.errors import MoveError
-from torchloom.runtime.host.accounts import (
-    Account,
-    Direction,
-    charged_account,
-    living_accounts,
-)
-from torchloom.runtime.host.arena import HostArena
-from torchloom.runtime.host.streams import StreamEngine
-from torchloom.runtime.host.threads import Jitter, ThreadEngine
-
-Pairs = Sequence[tuple[Tensor, Tensor]]
+from torchloom.runtime.host.arena import Account, Direction, HostArena, charged_account
+from torchloom.runtime.host.engines import Pairs, StreamEngine, ThreadEngine
 
 
 class Ticket(Protocol):
@@ -42,8 +32,6 @@ class Ticket(Protocol):
 
 class CopyEngine(Protocol):
     """Copies in one direction, in order, beside compute."""
-
-    jitter: Jitter | None
 
     def begin(self, pairs: Pairs) -> Ticket:
         """Begin to copy each source into its destination; hold both until it is done."""
@@ -79,8 +67,6 @@ class Mover:
     device: torch.device
     arena: HostArena
     engines: dict[Direction, CopyEngine]
-    poison: bool = False
-    """Fill what a reload will write with NaNs first; for tests."""
     _in_flight: dict[int, tuple[Ticket, int, Account | None]] = field(default_factory=dict)
 
     def begin_offload(self, sources: Sequence[Tensor], *, pin: bool = True) -> list[Tensor]:
@@ -92,8 +78,6 @@ class Mover:
     def begin_reload(self, hosts: Sequence[Tensor]) -> list[Tensor]:
         """Begin to copy tensors of host memory to the device; `wait` makes the results valid."""
         results = [torch.empty_like(host, device=self.device) for host in hosts]
-        if self.poison:
-            fill_with_nans(results)
         ticket = self.begin_copy("to_device", list(zip(hosts, results, strict=True)))
         self._note(results, ticket, hosts)
         return results
@@ -157,12 +141,6 @@ class Mover:
             in_flight_peak_bytes=found.in_flight_peak,
         )
 
-    def reset_peaks(self) -> None:
-        """Count peaks from now on, those of accounts as well."""
-        self.arena.reset_peak()
-        for account in (self._total, *living_accounts()):
-            account.reset_peaks()
-
     @property
     def _total(self) -> Account:
         return self.arena.total
@@ -170,11 +148,6 @@ class Mover:
     def _account_of(self, host: Tensor) -> Account | None:
         """Return whose a copy is: of the engine that took the host memory, or is at work."""
         return self.arena.account_of(host) or charged_account()
-
-    @property
-    def num_in_flight(self) -> int:
-        """Copies that began and were not waited for."""
-        return len(self._in_flight)
 
     def _note(self, results: Sequence[Tensor], ticket: Ticket, hosts: Sequence[Tensor]) -> None:
         key, nbytes = _key(results), sum(result.nbytes for result in results)
@@ -192,14 +165,6 @@ class Mover:
         self._total.fly(num_bytes)
         if account is not None:
             account.fly(num_bytes)
-
-
-def fill_with_nans(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with bytes that are NaN in every float type."""
-    for tensor in tensors:
-        if tensor.numel():
-            storage: Any = tensor.untyped_storage()
-            storage.fill_(0xFF)
 
 
 def _key(results: Sequence[Tensor]) -> int | None:
@@ -235,30 +200,6 @@ def move_stats(device: torch.device | None = None) -> MoveStats:
     return mover_of(device or torch.device("cpu")).stats()
 
 
-@contextmanager
-def fuzzed(seed: int, most_s: float = 1e-3, *, poison: bool = True) -> Iterator[None]:
-    """Delay the copies of the CPU at random inside a `with` block, and poison freed memory.
-
-    A schedule without races computes the same inside as outside. For tests.
-
-    Args:
-        seed: of the delays.
-        most_s: longest delay of one copy.
-        poison: fill host blocks with NaNs when they are made and freed, and device memory before a
-            reload writes it.
-    """
-    mover = mover_of(torch.device("cpu"))
-    try:
-        for offset, engine in enumerate(mover.engines.values()):
-            engine.jitter = Jitter(2 * seed + offset, most_s)
-        mover.poison = mover.arena.poison = poison
-        yield
-    finally:
-        for engine in mover.engines.values():
-            engine.jitter = None
-        mover.poison = mover.arena.poison = False
-
-
 def _engines(device: torch.device) -> dict[Direction, CopyEngine]:
     if device.type == "cuda":
         return {"to_host": StreamEngine(device), "to_device": StreamEngine(device)}
@@ -277,9 +218,4 @@ def _stop() -> None:
             engine.stop()
 
 
-def _forget() -> None:
-    """A forked child has the tables of its parent, but none of its threads."""
-    _MOVERS.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_MOVERS.clear)  # a child has none of its parent's threads

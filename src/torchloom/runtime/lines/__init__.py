@@ -14,6 +14,7 @@ shows sequence numbers (pytorch/pytorch, torch/distributed/flight_recorder).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -30,7 +31,7 @@ from torchloom.last_words import tell_at_the_end
 from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import NamedCollective, label
+from torchloom.runtime.channel import CHANNELS, NamedCollective, label
 from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
 from torchloom.runtime.lines.line import Line
@@ -46,8 +47,8 @@ __all__ = [
     "open_lines",
     "patience_s",
     "set_limits",
-    "tell_digests",
     "tell_graph",
+    "tell_step",
     "wait_for",
 ]
 
@@ -119,11 +120,20 @@ def set_limits(limits: Limits) -> None:
         _LINES.line.limits = limits
 
 
-def tell_digests(step: int, digests: dict[str, int]) -> None:
-    """Send checksums of what this rank has begun, by group; nothing waits for an answer."""
-    for channel, digest in digests.items():
-        if _LINES.line is not None:
-            _LINES.line.tell_digest(channel, step, digest)
+def tell_step(step: int) -> None:
+    """Send checksums of what has begun in groups whose messages carry no names; nothing waits for an answer.
+
+    A backend such as NCCL matches collectives by their order alone, so rank 0 compares checksums over all that each
+    rank has begun. Ranks that differ are told before the next step ends. One message of about 150 bytes a step and
+    rank: 512 ranks at one step per second are 77 kB/s at rank 0 and, at about 30 us each, 1.5 % of one of its cores.
+
+    Args:
+        step: the optimizer step that has ended.
+    """
+    last = "" if POSITION.last is None else POSITION.last.text()
+    for name, each in CHANNELS.items():
+        if _LINES.line is not None and not each.has_tags:
+            _LINES.line.tell(kind="digest", channel=name, step=step, digest=each.rolling, last=last)
 
 
 def tell_graph(graph: str, state: str, words: str) -> None:
@@ -134,8 +144,8 @@ def tell_graph(graph: str, state: str, words: str) -> None:
         state: what must be equal on all ranks that compile it.
         words: what it became here.
     """
-    if _LINES.line is not None:
-        _LINES.line.tell_graph(graph, state, words)
+    if _LINES.line is not None:  # at once: before the graph runs
+        _LINES.line.tell(kind="graph", graph=graph, state=state, words=words, at_once=True)
 
 
 def wait_for(event: SyncPoint, works: list[dist.Work], *, on_stream: bool = False) -> None:
@@ -248,21 +258,12 @@ def _own_address() -> str:
     if envs.is_one_host():
         return "127.0.0.1"
     master = envs.get_str("MASTER_ADDR", "") or socket.gethostname()
-    for family, kind, protocol, _, address in _resolved(master):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(address)  # of a datagram socket: sends nothing, chooses a route
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
+                return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def _resolved(host: str) -> list[Any]:
-    try:
-        return socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return []
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -37,7 +37,7 @@ def _break(ref: GroupRef) -> None:
     if wait is None and not blocked_in():
         return  # the main thread meets the verdict when it next communicates
     channel = None if wait is None else CHANNELS.get(wait.event.channel)
-    if channel is not None and channel.looks:
+    if channel is not None and channel.polls_verdict:
         return
     with contextlib.suppress(RuntimeError):  # the time-out, or a connection that is broken already
         never = group.recv([torch.empty(1)], (ref.rank + 1) % ref.size, _NEVER_SENT)

@@ -65,8 +65,7 @@ class Hub:
 
     def close(self, how: str) -> None:
         """Tell the ranks how rank 0 ends, and end."""
-        for wire in list(self._wires.values()):
-            wire.send(kind="bye", how=how)
+        self._send(kind="bye", how=how)
         self._closing.set()
         self._thread.join(2.0)
         self.forget()
@@ -99,12 +98,14 @@ class Hub:
         messages = wire.receive()
         rank = next((rank for rank, each in self._wires.items() if each is wire), None)
         if messages is None:
-            self._selector.unregister(wire)
-            wire.close()
+            self._drop(wire)
             if rank is not None:
                 del self._wires[rank]
                 self._part_with(rank)
-                self._tell_gone(rank)
+                if rank not in self._gone:
+                    # A rank that compiles learns that its graph has nobody to communicate with.
+                    self._gone[rank] = NO_WORD
+                    self._send(kind="gone", rank=rank, how=NO_WORD)
             return
         for message in messages:
             if rank is None:
@@ -112,18 +113,18 @@ class Hub:
             else:
                 self._take(rank, message)
 
-    def _tell_gone(self, rank: int) -> None:
-        """Let a rank that compiles know that its graph has nobody to communicate with."""
-        if rank in self._gone:
-            return
-        self._gone[rank] = NO_WORD
+    def _drop(self, wire: Wire) -> None:
+        self._selector.unregister(wire)
+        wire.close()
+
+    def _send(self, **message: Any) -> None:
+        """Send a message to all ranks."""
         for wire in list(self._wires.values()):
-            wire.send(kind="gone", rank=rank, how=self._gone[rank])
+            wire.send(**message)
 
     def _greet(self, wire: Wire, message: dict[str, Any]) -> int | None:
         if message.get("token") != self._token or wire not in self._unknown:
-            self._selector.unregister(wire)
-            wire.close()
+            self._drop(wire)
             return None
         rank = int(message["rank"])
         self._unknown.remove(wire)
@@ -133,20 +134,20 @@ class Hub:
         return rank
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
-        kind = message.get("kind")
+        kind = message.pop("kind", None)
         if kind == "bye":
             self._gone[rank] = str(message["how"])
             self._part_with(rank)
-        elif kind == "report":
+        elif kind in ("report", "stuck"):
             self._reports[rank] = Report.from_plain(message["report"])
-            self._unanswered_s.pop(rank, None)
-        elif kind == "stuck":
-            self._reports[rank] = Report.from_plain(message["report"])
-            self._begin_to_ask()
+            if kind == "stuck":
+                self._begin_to_ask()
+            else:
+                self._unanswered_s.pop(rank, None)
         elif kind == "digest":
-            self._compare(rank, message)
+            self._compare(rank, **message)
         elif kind == "graph":
-            self._match(rank, *(str(message[part]) for part in ("graph", "state", "words")))
+            self._match(rank, **message)
 
     def _part_with(self, rank: int) -> None:
         """Find out who waits for a rank that has ended, now that it has."""
@@ -200,11 +201,8 @@ class Hub:
         elif found.kind == "late":
             self._tell(found)
         elif self._suspected is None or self._suspected[0] != found:
-            self._suspected, self._pause_s, self._next_round_s = (
-                (found, now),
-                _TICK_S,
-                now + _TICK_S,
-            )
+            self._suspected = found, now
+            self._pause_s, self._next_round_s = _TICK_S, now + _TICK_S
         else:
             others = any(each.blocked_in for each in self._reports.values())
             is_lost = found.kind == "lost"
@@ -218,39 +216,34 @@ class Hub:
         lines += [f"rank {rank} {each.text()}" for rank, each in sorted(self._reports.items())]
         if lines:
             logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
-        for wire in list(self._wires.values()):
-            wire.send(kind="verdict", verdict=list(verdict))
+        self._send(kind="verdict", verdict=list(verdict))
 
     def _match(self, rank: int, graph: str, state: str, words: str) -> None:
         """End a run in which one graph became different things, e.g. failed to weave on one rank."""
         outcomes = self._graphs.setdefault(graph, {})
         outcomes[rank] = state, words
         other = next((each for each, (held, _) in outcomes.items() if held != state), None)
-        if other is not None and self._verdict is None:
+        if other is not None:
             sides = "; ".join(f"rank {r} {outcomes[r][1]}" for r in sorted((rank, other)))
-            self._tell(
-                Verdict(
-                    "differ",
-                    f"one captured graph became different things: {sides}. A pass or compiler did "
-                    "not do the same on all ranks: mend it, leave the pass out with "
-                    "compile.disable_passes, or take another backend",
-                )
+            self._tell_once(
+                f"one captured graph became different things: {sides}. A pass or compiler did "
+                "not do the same on all ranks: mend it, leave the pass out with "
+                "compile.disable_passes, or take another backend"
             )
 
-    def _compare(self, rank: int, message: dict[str, Any]) -> None:
+    def _compare(self, rank: int, channel: str, step: int, digest: int, last: str) -> None:
         """Compare what ranks had done at their n-th report, where messages cannot carry keys."""
-        channel, mine = str(message["channel"]), int(message["digest"])
         number = self._num_digests[rank, channel] = self._num_digests.get((rank, channel), 0) + 1
-        place = (channel, number)
-        first = self._digests.setdefault(place, (rank, mine))
-        if first[1] != mine and self._verdict is None:
-            self._tell(
-                Verdict(
-                    "differ",
-                    f"rank {first[0]} and rank {rank} did not begin the same collectives up to "
-                    f"step {message['step']}: rank {rank} came to {message['last']}. Weights may be "
-                    "wrong since; go back to the last checkpoint and look for a branch that only "
-                    "some ranks take",
-                )
+        first, expected = self._digests.setdefault((channel, number), (rank, digest))
+        if expected != digest:
+            self._tell_once(
+                f"rank {first} and rank {rank} did not begin the same collectives up to "
+                f"step {step}: rank {rank} came to {last}. Weights may be "
+                "wrong since; go back to the last checkpoint and look for a branch that only "
+                "some ranks take"
             )
         self._digests.pop((channel, number - _REMEMBERED), None)
+
+    def _tell_once(self, text: str) -> None:
+        if self._verdict is None:
+            self._tell(Verdict("differ", text))

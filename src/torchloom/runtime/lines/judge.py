@@ -11,10 +11,11 @@ A rank that computes, compiles or loads data is waited for: it may still come.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from torchloom.position import Verdict
-from torchloom.runtime.lines.report import Report, Waiting
+from torchloom.runtime.lines.report import Report
 
 _ADVICE = (
     "The ranks run different programs: look for a branch that only some of them take, a call "
@@ -22,21 +23,38 @@ _ADVICE = (
     "of them caught, or parameters that only some use (experts, conditional heads), which every rank must run in "
     "the same order, with 0 * output added to the loss where a rank does not need them"
 )
-_ALONE = (
-    "Look for a call that only some make (an evaluation, generate(), state_dict(), a save): ranks gather together, so let every "
-    "rank make it, and one rank alone print or write what it returns"
+_CAUSES = (
+    (
+        "updates",
+        "Their optimizers have stepped {x} times on rank {first}, {y} times on rank {other}. "
+        "Look for an optimizer.step() that only some ranks call, or that a scaler leaves out on some",
+    ),
+    (
+        "loads",
+        "Rank {first} has loaded weights that rank {other} has not. "
+        "Call load_state_dict on all ranks, with the same weights",
+    ),
+    (
+        "purpose",
+        "Rank {first} gathers {x}, rank {other} does not. Look for a call that only some make (an evaluation, "
+        "generate(), state_dict(), a save): ranks gather together, so let every "
+        "rank make it, and one rank alone print or write what it returns",
+    ),
+    (
+        "backwards",
+        "Their engines have run {x} backward passes on rank {first}, {y} on rank {other}. "
+        "Look for a micro-step that only some ranks take: the mean over ranks would be of unlike sums",
+    ),
+    (
+        "rates",
+        "Their optimizers step with different numbers: rank {first} with {x}; rank {other} with {y}. "
+        "A schedule or a change of the optimizer's groups must see the same on every rank: average what it "
+        "looks at over the ranks first (a loss, for ReduceLROnPlateau)",
+    ),
 )
-_UPDATES = (
-    "Look for an optimizer.step() that only some ranks call, or that a scaler leaves out on some"
-)
-_LOADS = "Call load_state_dict on all ranks, with the same weights"
-_BACKWARDS = (
-    "Look for a micro-step that only some ranks take: the mean over ranks would be of unlike sums"
-)
-_RATES = (
-    "A schedule or a change of the optimizer's groups must see the same on every rank: average what it "
-    "looks at over the ranks first (a loss, for ReduceLROnPlateau)"
-)
+"""Fields of reports in which ranks may differ that run different programs, and what is told then."""
+_AT_ANY_STEP = ("loads", "purpose")
+"""Fields that are compared between ranks in different steps, too."""
 _SHOWN = 8
 """Ranks whose positions a sentence lists."""
 
@@ -48,25 +66,20 @@ def judge(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | N
         reports: the latest report of each rank that runs, by global rank.
         gone: of ranks that have ended, how, e.g. "was killed".
     """
-    found = lost(reports, gone)
+    found = _lost(reports, gone) or _parted(reports)
     if found is not None:
         return found
     blocked = {rank: _missing(each, reports) for rank, each in reports.items()}
-    parted = _parted(reports)
-    if parted is not None:
-        return parted
-    cycle = _cycle(blocked)
-    if cycle:
-        return Verdict("differ", f"{_positions(cycle, reports)}. {_advice(reports)}")
-    if len(reports) > 1 and all(each.waiting or each.blocked_in for each in reports.values()):
-        ours = [rank for rank, missing in blocked.items() if missing]
-        if ours:
-            positions = _positions(sorted(reports), reports)
-            return Verdict("differ", f"{positions}. {_advice(reports)}")
+    stuck = _stuck(blocked)
+    all_stand = all(each.waiting or each.blocked_in for each in reports.values())
+    if not stuck and all_stand and any(blocked.values()):
+        stuck = sorted(reports)
+    if stuck:
+        return Verdict("differ", f"{_positions(stuck, reports)}. {_advice(reports)}")
     return _late(reports, blocked)
 
 
-def lost(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | None:
+def _lost(reports: Mapping[int, Report], gone: Mapping[int, str]) -> Verdict | None:
     """Return the verdict where a rank waits for one that has ended."""
     for rank, each in sorted(reports.items()):
         waiting = each.waiting
@@ -89,36 +102,26 @@ def _missing(each: Report, reports: Mapping[int, Report]) -> list[int]:
     return [other.rank for other in others if other.begun.get(waiting.event) is False]
 
 
-def _cycle(blocked: Mapping[int, list[int]]) -> list[int]:
-    """Return ranks each of which waits for the next, and the last for the first; or none."""
-    for start in sorted(blocked):
-        path = [start]
-        seen = {start}
-        while True:
-            onward = [rank for rank in blocked.get(path[-1], []) if blocked.get(rank)]
-            if start in onward:
-                return path
-            fresh = [rank for rank in onward if rank not in seen]
-            if not fresh:
-                break
-            seen.add(fresh[0])
-            path.append(fresh[0])
-    return []
+def _stuck(blocked: Mapping[int, list[int]]) -> list[int]:
+    """Return ranks that wait for each other, or for ranks that do; none where each may still be let go on."""
+    found = {rank for rank, missing in blocked.items() if missing}
+    while going := {rank for rank in found if not found.intersection(blocked[rank])}:
+        found -= going
+    return sorted(found)
 
 
 def _parted(reports: Mapping[int, Report]) -> Verdict | None:
     """Return where the order of two ranks parts in a group whose messages carry no names."""
-    for first in sorted(reports):
-        for other in sorted(rank for rank in reports if rank > first):
-            for name, rows in reports[first].order.items():
-                theirs = {place: row for place, *row in reports[other].order.get(name, [])}
-                for place, key, what in rows:
-                    if place in theirs and theirs[place][0] != key:
-                        return Verdict(
-                            "differ",
-                            f"rank {first} began {what}, where rank {other} began "
-                            f"{theirs[place][1]}. {_advice(reports)}",
-                        )
+    for one, other in itertools.combinations(sorted(reports), 2):
+        for name, rows in reports[one].order.items():
+            theirs = {place: row for place, *row in reports[other].order.get(name, [])}
+            for place, key, what in rows:
+                if place in theirs and theirs[place][0] != key:
+                    return Verdict(
+                        "differ",
+                        f"rank {one} began {what}, where rank {other} began {theirs[place][1]}. "
+                        f"{_advice(reports)}",
+                    )
     return None
 
 
@@ -126,9 +129,8 @@ def _late(reports: Mapping[int, Report], blocked: Mapping[int, list[int]]) -> Ve
     for rank, missing in sorted(blocked.items()):
         waiting = reports[rank].waiting
         for late in missing:
-            if waiting is None or late not in reports:
-                continue
-            limit_s, key = _limit(reports[rank], reports[late], waiting)
+            assert waiting is not None
+            limit_s, key = reports[rank].limits.of(waiting.is_agreement, reports[late].phase)
             if waiting.for_s > limit_s:
                 return Verdict(
                     "late",
@@ -139,41 +141,18 @@ def _late(reports: Mapping[int, Report], blocked: Mapping[int, list[int]]) -> Ve
     return None
 
 
-def _limit(waits: Report, late: Report, waiting: Waiting) -> tuple[float, str]:
-    limits = waits.limits
-    if late.phase:
-        return limits.compile_s, "timeouts.compile_s"
-    if waiting.is_agreement:
-        return limits.agree_s, "timeouts.agree_s"
-    return limits.step_s, "timeouts.step_s"
-
-
 def _advice(reports: Mapping[int, Report]) -> str:
     """Return why ranks may have come to different things."""
-    for first, each in sorted(reports.items()):
-        for other, that in sorted(reports.items()):
-            if each.step == that.step and each.updates != that.updates:
-                return (
-                    f"Their optimizers have stepped {each.updates} times on rank {first}, "
-                    f"{that.updates} times on rank {other}. {_UPDATES}"
-                )
-            if each.loads != that.loads:
-                more, less = (first, other) if each.loads > that.loads else (other, first)
-                return f"Rank {more} has loaded weights that rank {less} has not. {_LOADS}"
-            if each.purpose != that.purpose:
-                alone, less = (first, other) if each.purpose else (other, first)
-                purpose = reports[alone].purpose
-                return f"Rank {alone} gathers {purpose}, rank {less} does not. {_ALONE}"
-            if each.step == that.step and each.backwards != that.backwards:
-                return (
-                    f"Their engines have run {each.backwards} backward passes on rank {first}, "
-                    f"{that.backwards} on rank {other}. {_BACKWARDS}"
-                )
-            if each.step == that.step and each.rates != that.rates:
-                return (
-                    f"Their optimizers step with different numbers: rank {first} with {each.rates or None}; "
-                    f"rank {other} with {that.rates or None}. {_RATES}"
-                )
+    for pair in itertools.combinations(sorted(reports), 2):
+        for field, words in _CAUSES:
+            value = {rank: getattr(reports[rank], field) for rank in pair}
+            is_same_step = reports[pair[0]].step == reports[pair[1]].step
+            if len(set(value.values())) > 1 and (is_same_step or field in _AT_ANY_STEP):
+                first, other = pair
+                if field in _AT_ANY_STEP and not value[first] > value[other]:  # who did more
+                    first, other = other, first
+                x, y = (None if value[rank] == "" else value[rank] for rank in (first, other))
+                return words.format(first=first, other=other, x=x, y=y)
     return _ADVICE
 
 

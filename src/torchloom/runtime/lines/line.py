@@ -10,12 +10,14 @@ wait of the main thread, which then raises the verdict as its error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Verdict, Wait
@@ -56,7 +58,7 @@ class Line:
         self._bell, self._knock = socket.socketpair()
         self._knock.setblocking(False)
         self._spoke_s, self._spoke_of = 0.0, 0.0
-        self._heard_s = 0.0
+        self._last_message_s = 0.0
         self._lost = ""
         self.gone: dict[int, str] = {}
         """Of ranks that have ended without a word: how that is told."""
@@ -92,18 +94,17 @@ class Line:
         self._bell.close()
         self._knock.close()
 
-    def tell_digest(self, channel: str, step: int, digest: int) -> None:
-        """Send a checksum of what this rank has begun in a group up to a step."""
-        last = "" if POSITION.last is None else POSITION.last.text()
-        self._outbox.append(
-            {"kind": "digest", "channel": channel, "step": step, "digest": digest, "last": last}
-        )
+    def tell(self, *, at_once: bool = False, **message: object) -> None:
+        """Send a message to rank 0; nothing waits for an answer.
 
-    def tell_graph(self, graph: str, state: str, words: str) -> None:
-        """Send what became of a captured graph on this rank."""
-        self._outbox.append({"kind": "graph", "graph": graph, "state": state, "words": words})
-        with contextlib.suppress(OSError):
-            self._knock.send(b"!")  # before the graph runs
+        Args:
+            at_once: wake the thread up for it.
+            message: of a `kind` that the hub knows.
+        """
+        self._outbox.append(message)
+        if at_once:
+            with contextlib.suppress(OSError):
+                self._knock.send(b"!")
 
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
@@ -118,10 +119,10 @@ class Line:
 
     def _await(self, wire: Wire) -> None:
         """Listen, until the next look at what this rank waits for or until it has something to say."""
-        ears = select.poll()  # not select(), which knows no descriptor above 1023
-        ears.register(wire, select.POLLIN)
-        ears.register(self._bell, select.POLLIN)
-        for descriptor, _ in ears.poll(1000 * _TICK_S):
+        poller = select.poll()  # not select(), which knows no descriptor above 1023
+        poller.register(wire, select.POLLIN)
+        poller.register(self._bell, select.POLLIN)
+        for descriptor, _ in poller.poll(1000 * _TICK_S):
             if descriptor == wire.fileno():
                 self._listen(wire)
             else:
@@ -148,13 +149,13 @@ class Line:
             self._part_with_hub(NO_WORD)
             self._lost = self._lost or self._hub_gone
             return
-        self._heard_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         for message in messages:
             if message.get("kind") == "where":
                 self._asked = [str(event) for event in message["asked"]]
                 self._send("report")
             elif message.get("kind") == "verdict":
-                self._settle(Verdict(*message["verdict"]))
+                self._settle(*message["verdict"])
             elif message.get("kind") == "gone":
                 self._lost = f"rank {message['rank']} {message['how']}"
                 self.gone[int(message["rank"])] = str(message["how"])
@@ -167,63 +168,42 @@ class Line:
 
     def _tick(self) -> None:
         wait, now = POSITION.waiting, time.monotonic()
-        if self._lost and is_compiling() and POSITION.verdict is None:
-            self._settle(
-                Verdict(
-                    "lost",
-                    f"{self._lost}; rank {self.rank} is {POSITION.phase}, which "
-                    "has nobody to communicate with. Look at the output of the other ranks for the "
-                    "cause",
-                )
-            )
-            interrupt_compilation()
-            return
         if POSITION.verdict is not None:
             self._end_waits()  # the main thread may have come to one of torch's own since
-            return
-        if wait is None:
+        elif self._lost and is_compiling():
+            self._settle(
+                "lost",
+                f"{self._lost}; rank {self.rank} is {POSITION.phase}, which "
+                "has nobody to communicate with. Look at the output of the other ranks for the "
+                "cause",
+            )
+            interrupt_compilation()
+        elif wait is None:
             if now - self._spoke_s > _REPEAT_S and idle_without_tags(PATIENCE_S):
                 self._speak()
-            return
-        if now - wait.since_s < PATIENCE_S:
-            return
+        elif now - wait.since_s > PATIENCE_S:
+            self._tick_in_wait(wait, now)
+
+    def _tick_in_wait(self, wait: Wait, now: float) -> None:
+        limit_s, key = self.limits.of(wait.event.channel.startswith("agreement"))
+        silent_s = now - max(self._last_message_s, wait.since_s)
         if self._hub_gone:
             # Its last messages may have come at this very moment.
             if 0 in wait.event.ranks and now - self._hub_gone_s > PATIENCE_S:
                 self._settle(
-                    Verdict(
-                        "lost",
-                        f"{self._hub_gone}; rank {self.rank} waits for it at {wait.event.text()}. "
-                        "Look at the output of rank 0 for the cause",
-                    )
+                    "lost",
+                    f"{self._hub_gone}; rank {self.rank} waits for it at {wait.event.text()}. "
+                    "Look at the output of rank 0 for the cause",
                 )
-        elif self._is_deaf(wait, now):
-            self._settle_deaf(wait)
-        elif self._spoke_of != wait.since_s or now - self._spoke_s > _REPEAT_S:
-            self._speak()
-
-    def _is_deaf(self, wait: Wait, now: float) -> bool:
-        """Whether rank 0, who should judge this wait, has not answered for too long."""
-        is_late = now - wait.since_s > self._limit(wait)[0]
-        return (
-            is_late and self._wire is not None and now - max(self._heard_s, wait.since_s) > _DEAF_S
-        )
-
-    def _settle_deaf(self, wait: Wait) -> None:
-        limit_s, key = self._limit(wait)
-        self._settle(
-            Verdict(
+        elif self._wire is not None and now - wait.since_s > limit_s and silent_s > _DEAF_S:
+            self._settle(
                 "late",
                 f"rank 0 does not answer (it was stopped, or something holds its interpreter), and "
                 f"rank {self.rank} has waited for more than {limit_s:g} s ({wait.event.text()}). "
                 f"Look at the output of rank 0, or raise {key}",
             )
-        )
-
-    def _limit(self, wait: Wait) -> tuple[float, str]:
-        if wait.event.channel.startswith("agreement"):
-            return self.limits.agree_s, "timeouts.agree_s"
-        return self.limits.step_s, "timeouts.step_s"
+        elif self._spoke_of != wait.since_s or now - self._spoke_s > _REPEAT_S:
+            self._speak()
 
     def _speak(self) -> None:
         wait = POSITION.waiting
@@ -233,10 +213,10 @@ class Line:
     def _send(self, kind: str) -> None:
         if self._wire is not None:
             report = report_of(self.rank, self._asked, self.limits)
-            self._wire.send(kind=kind, report=report.to_plain())
+            self._wire.send(kind=kind, report=dataclasses.asdict(report))
 
-    def _settle(self, verdict: Verdict) -> None:
-        POSITION.verdict = verdict
+    def _settle(self, kind: Any, text: str) -> None:
+        POSITION.verdict = Verdict(kind, text)
         self._judged.set()
         self._end_waits()
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchloom.last_words import is_users
@@ -28,6 +28,11 @@ class Limits:
     """While the other one compiles, loads or saves."""
     agree_s: float = 120.0
     """To agree on something that all ranks come to at about the same time."""
+
+    def of(self, is_agreement: bool, phase: str = "") -> tuple[float, str]:
+        """Return the limit of a wait for a rank that is in a phase, and the config key that sets it."""
+        kind = "compile_s" if phase else "agree_s" if is_agreement else "step_s"
+        return getattr(self, kind), f"timeouts.{kind}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +78,12 @@ class Report:
     is_silent: bool = False
     """Made by rank 0, as this rank's thread does not answer."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the report as JSON-able data."""
-        return asdict(self)
-
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Report:
-        """Read what `to_plain` wrote."""
+        """Read the report that `dataclasses.asdict` made a JSON-able dict of."""
         waiting, limits = plain["waiting"], Limits(**plain["limits"])
-        found = None if waiting is None else Waiting(**waiting)
         order = {name: [tuple(each) for each in rows] for name, rows in plain["order"].items()}
+        found = waiting and Waiting(**waiting)
         own: dict[str, Any] = {**plain, "waiting": found, "limits": limits, "order": order}
         return Report(**own)
 

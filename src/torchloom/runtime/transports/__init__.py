@@ -4,7 +4,7 @@
     c10d      the tensor collectives of any other backend of torch.distributed (NCCL)
     shm       memory that the ranks of one host share
 
-`packing` and `summing` are what several of them do alike.
+`summing` is what those do alike that sum by themselves.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ local sum 31. Hence both gathers and reductions are direct messages:
   staging copy at all;
 * reduce = each rank sends every peer the slice that the peer owns and sums what it receives, in
   rank order, so that the result does not depend on timing; the wire carries each byte once;
-* all-reduce = small tensors go whole to every peer, large ones are reduced and gathered.
+* all-reduce = small tensors go whole to every peer, large ones are reduced and gathered (`summing`).
 
 Receives are posted before sends, so that no message waits for a buffer. Messages carry the key of
 their collective as the tag, and gloo delivers a message only to a receive of its tag: ranks that run
@@ -29,35 +29,28 @@ from torchloom.errors import TorchloomError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
-from torchloom.runtime.transports.packing import (
+from torchloom.runtime.transports.summing import (
+    SumsInRankOrder,
     pack,
     split_by_size,
     split_sizes,
+    sum_into,
     unpack,
     unpack_rows,
 )
-from torchloom.runtime.transports.summing import scale_all, sum_bytes, sum_in_place, sum_rows
-
-_CHUNK_BYTES = 1 << 20
-"""Of a part that is summed at a time: it stays in the cache, and the next one is on the wire."""
-_TWO_PHASES_BYTES = 256 << 10
-"""From here, an all-reduce is cheaper as reduce and gather: it sums, and holds, a part of the bytes."""
 
 
 @dataclass(frozen=True)
-class GlooCollectives:
+class GlooCollectives(SumsInRankOrder):
     """Gathers and reductions as direct messages between all pairs of ranks."""
 
     group: GroupRef
     channel: Channel
 
-    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
-        """Begin an all-gather; see `Collectives.all_gather`."""
-        return self._all_gather(shards, fulls, self.channel.begin(what))
-
-    def _all_gather(
+    def gather_as(
         self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective
     ) -> Pending:
+        """Begin an all-gather that is part of a collective."""
         split = split_by_size(shards)
         size, rank = self.group.size, self.group.rank
         sources = [shards[i] for i in split.direct]
@@ -86,19 +79,14 @@ class GlooCollectives:
 
         return Pending(finish)
 
-    def reduce_scatter(
-        self, fulls: Sequence[Tensor], shards: Sequence[Tensor], scale: float, what: Label
-    ) -> Pending:
-        """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
-        return self._reduce_scatter(fulls, shards, scale, self.channel.begin(what))
-
-    def _reduce_scatter(
+    def reduce_as(
         self,
         fulls: Sequence[Tensor],
         shards: Sequence[Tensor],
         scale: float,
         entry: NamedCollective,
     ) -> Pending:
+        """Begin a reduce-scatter that is part of a collective."""
         split = split_by_size(shards)
         size, rank = self.group.size, self.group.rank
         # One entry per message and peer: the rows that go out, and where their sum ends up.
@@ -129,81 +117,10 @@ class GlooCollectives:
         def finish() -> None:
             wait_for(entry, works)
             for inbox, target in zip(inboxes, targets, strict=True):
-                sum_rows(target, inbox, rank, scale)
+                sum_into(target, inbox, scale)
             if split.packed:
                 unpack(targets[-1], small)
             rows.clear()
-            inboxes.clear()
-
-        return Pending(finish)
-
-    def all_reduce(self, tensors: Sequence[Tensor], scale: float, what: Label) -> Pending:
-        """Begin an all-reduce; see `Collectives.all_reduce`."""
-        entry = self.channel.begin(what)
-        split = split_by_size(tensors)
-        small = [tensors[i] for i in split.packed]
-        flats = [tensors[i].view(-1) for i in split.direct] + ([pack(small)] if small else [])
-        summed = Pending(lambda: scale_all(flats, scale))
-        if flats and self.group.size > 1:
-            together = self._sum_whole if _fits_one_message(flats) else self._sum_in_chunks
-            summed = together(flats, scale, entry)
-
-        def finish() -> None:
-            summed.finish()
-            if small:
-                unpack(flats[-1], small)
-
-        return Pending(finish)
-
-    def _sum_whole(self, flats: list[Tensor], scale: float, entry: NamedCollective) -> Pending:
-        """Begin to sum one small tensor: all of it goes to every peer."""
-        (flat,), rank = flats, self.group.rank
-        inbox = [flat if r == rank else torch.empty_like(flat) for r in range(self.group.size)]
-        works = self._swap(
-            send=lambda peer: [flat], receive=lambda peer: [inbox[peer]], entry=entry
-        )
-
-        def finish() -> None:
-            wait_for(entry, works)
-            sum_in_place(flat, inbox, scale)
-            inbox.clear()
-
-        return Pending(finish)
-
-    def _sum_in_chunks(self, flats: list[Tensor], scale: float, entry: NamedCollective) -> Pending:
-        """Begin to sum large tensors: each rank a part, chunk by chunk, which it sends to all peers.
-
-        One chunk is summed while others are on the wire. What a peer sends of its part arrives where
-        this rank's addend lies, which the peer has read by then.
-        """
-        rank, peers = self.group.rank, self._peers()
-        chunks = [rows for flat in flats for rows in _chunks(flat, self.group.size)]
-        inboxes = [
-            [row if r == rank else torch.empty_like(rows[rank]) for r, row in enumerate(rows)]
-            for rows in chunks
-        ]
-        arrivals = [[] for _ in chunks]
-        with _posting(entry):
-            for source in reversed(peers):
-                for works, inbox in zip(arrivals, inboxes, strict=True):
-                    works += self._receive(inbox[source], source, entry)
-            sent = [w for to in peers for rows in chunks for w in self._send(rows[to], to, entry)]
-            sums = [
-                work
-                for source in reversed(peers)
-                for rows in chunks
-                for work in self._receive(rows[source], source, entry)
-            ]
-
-        def finish() -> None:
-            for rows, inbox, works in zip(chunks, inboxes, arrivals, strict=True):
-                wait_for(entry, works)
-                sum_in_place(rows[rank], inbox, scale)
-                with _posting(entry):
-                    for to in peers:
-                        sent.extend(self._send(rows[rank], to, entry))
-            wait_for(entry, sums)
-            wait_for(entry, sent)
             inboxes.clear()
 
         return Pending(finish)
@@ -235,21 +152,6 @@ class GlooCollectives:
         packed = sum(numels[i] for i in split.packed)
         inboxes = (size - 1) * (packed + sum(numels[i] for i in split.direct))
         return (inboxes + size * packed) * item_bytes + packed * dtype.itemsize
-
-    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Small tensors are packed; peers send them whole, or this rank's part of large ones."""
-        size, item_bytes = self.group.size, dtype.itemsize
-        split = split_sizes([numel * item_bytes for numel in numels])
-        packed = sum(numels[i] for i in split.packed)
-        flats = [numels[i] for i in split.direct] + ([packed] if packed else [])
-        held = packed * item_bytes
-        if size == 1 or not flats:
-            return held
-        if _is_one_message([flat * item_bytes for flat in flats]):
-            return held + flats[0] * ((size - 1) * item_bytes + sum_bytes(dtype, size))
-        parts = [-(-flat // size) for flat in flats]
-        chunk = min(max(parts), _CHUNK_BYTES // item_bytes)
-        return held + (size - 1) * sum(parts) * item_bytes + chunk * sum_bytes(dtype, size)
 
     def _swap(
         self,
@@ -298,22 +200,6 @@ def _posting(entry: NamedCollective) -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise explained(entry, broken(entry, error)) from None
-
-
-def _chunks(flat: Tensor, size: int) -> list[list[Tensor]]:
-    """Cut a tensor into parts of the ranks, and these alike: of each chunk, the rows of all ranks."""
-    part = -(-flat.numel() // size)
-    step = max(1, _CHUNK_BYTES // flat.element_size())
-    rows = [_row(flat, rank, part) for rank in range(size)]
-    return [[row[start : start + step] for row in rows] for start in range(0, part, step)]
-
-
-def _fits_one_message(flats: Sequence[Tensor]) -> bool:
-    return _is_one_message([flat.numel() * flat.element_size() for flat in flats])
-
-
-def _is_one_message(sizes: Sequence[int]) -> bool:
-    return len(sizes) == 1 and sizes[0] < _TWO_PHASES_BYTES
 
 
 def _row(full: Tensor, rank: int, numel: int) -> Tensor:

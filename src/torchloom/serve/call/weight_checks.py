@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch.tensor_guard import same_tensors
+from torchloom._torch.tensors import same_tensors
 from torchloom.errors import ContractError
 from torchloom.graph.text import short_dtype
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch.cache import why_cache_is_open
+from torchloom._torch.inductor import why_cache_is_open
 from torchloom.errors import ArtifactError
 from torchloom.pieces.build import Built, load_piece
 from torchloom.pieces.graphs import dump_graph, load_graph

@@ -15,13 +15,13 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchloom.exchange import Exchange
 from torchloom.runtime.base import UnavailableError
-from torchloom.runtime.transports.shm.peers import Peer
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
@@ -152,3 +152,49 @@ def _map(owner: Peer, made: dict[str, object], total: int, own: int | None) -> m
 
 def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
+
+
+class Peer(NamedTuple):
+    """One rank's process. Its start time tells it from a later one with the same id."""
+
+    host: str
+    """Changes with every boot and differs between containers that do not see each other."""
+    pid: int
+    started: str
+
+    @staticmethod
+    def me() -> Peer:
+        """Describe this process.
+
+        Raises:
+            OSError: there is no /proc to read.
+        """
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = Path("/proc/self/ns/pid").readlink()
+        pid = os.getpid()
+        return Peer(f"{boot} {space}", pid, _start_of(pid))
+
+    def to_text(self) -> str:
+        """Return the peer as text for the store."""
+        return json.dumps(self)
+
+    @staticmethod
+    def from_text(text: str) -> Peer:
+        """Read what `to_text` wrote."""
+        return Peer(*json.loads(text))
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs; one that has ended and was not waited for does not."""
+        try:
+            return _start_of(self.pid) == self.started
+        except OSError:
+            return False
+
+
+def _start_of(pid: int) -> str:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    # The name in parentheses may hold anything; the fields behind it are numbered from 3.
+    fields = text.rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return fields[19]

@@ -14,10 +14,9 @@ from torchloom.exchange import Exchange
 from torchloom.runtime.base import GroupRef, UnavailableError
 from torchloom.runtime.channel import Channel
 from torchloom.runtime.exchanges import group_exchange
-from torchloom.runtime.transports.shm.arena import make_arena
+from torchloom.runtime.transports.shm.arena import Peer, make_arena
 from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
 from torchloom.runtime.transports.shm.link import Link
-from torchloom.runtime.transports.shm.peers import Peer
 
 MAX_RANKS = 8
 """Each rank signals each other one, and reads its memory: beyond this, a tree would be better."""

@@ -17,8 +17,7 @@ from torchloom.errors import ShardError, TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.channel import Channel, Label, NamedCollective
 from torchloom.runtime.lines import explained
-from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena
-from torchloom.runtime.transports.shm.peers import Peer
+from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena, Peer
 from torchloom.runtime.transports.shm.semaphore import NBYTES, Semaphores
 
 _SPINS = 200
@@ -57,7 +56,7 @@ class Link:
         size = len(peers)
         num_semaphores = len(Signal) * size * size
         self.peers, self.rank, self.channel = peers, rank, channel
-        channel.looks = True
+        channel.polls_verdict = True
         self.timeout_s = _LONGEST_S
         self.others = tuple((rank + step) % size for step in range(1, size))
         """The other ranks, nearest first, so that not all wait for the same one."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import fx
 
-from torchloom._torch.cache import why_cache_is_open
+from torchloom._torch.inductor import why_cache_is_open
 from torchloom.errors import ServeError
 from torchloom.pieces.build import build_piece
 from torchloom.pieces.fullgraph import FullGraph
