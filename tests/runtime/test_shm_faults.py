@@ -21,7 +21,7 @@ from torchloom.runtime import get_communicator
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.gloo import GlooCollectives
-from torchloom.runtime.transports.shm import arena, peers
+from torchloom.runtime.transports.shm import arena
 
 
 def sum_of_ranks(comm) -> float:
@@ -52,8 +52,8 @@ class Heard(logging.Handler):
 
 def another_host(rank):
     if rank == 1:
-        real = peers.Peer.me
-        peers.Peer.me = staticmethod(lambda: real()._replace(host="elsewhere"))
+        real = arena.Peer.me
+        arena.Peer.me = staticmethod(lambda: real()._replace(host="elsewhere"))
 
 
 def no_access(rank):
@@ -176,7 +176,7 @@ def test_the_memory_goes_with_the_group() -> None:
 
 
 def test_a_process_with_the_id_of_one_that_ended_is_not_taken_for_it() -> None:
-    me = peers.Peer.me()
+    me = arena.Peer.me()
     assert me.is_alive()
     assert not me._replace(started="1").is_alive()
     assert not me._replace(pid=2**22 + 1).is_alive()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchloom.costs.peaks import peak_tflops
+from torchloom.costs.hardware import peak_tflops
 from torchloom.plan import Plan
 
 _SHOWN = 5
