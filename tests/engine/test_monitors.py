@@ -318,10 +318,10 @@ def test_sections_are_read_as_deepspeed_does() -> None:
 
 def test_wrong_values_are_refused_by_path() -> None:
     found = check_config({"tensorboard": {"enabled": True, "output_path": 3, "jobname": "x"}})
-    assert [str(error) for error in found.errors] == [
+    assert {str(error) for error in found.errors} == {
         "tensorboard.jobname: unknown key; did you mean tensorboard.job_name?",
         "tensorboard.output_path: 3 is not text; write a string",
-    ]
+    }
 
 
 def test_ranks_may_write_elsewhere() -> None:

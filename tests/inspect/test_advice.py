@@ -208,7 +208,6 @@ def test_elements_of_a_set() -> None:
 def test_marks_that_torch_does_not_name() -> None:
     plain = torch.ones(3)
     (reason,) = reasons(recorded(lambda x: x + 1, (plain,), (marked(3),)))
-    assert "mark_unbacked" in reason.actual
     assert "mark_unbacked" in reason.fix
 
 

@@ -66,6 +66,7 @@ KNOWN = {
     ("cli/doctor.py", "subprocess.run"): COMMAND,
     ("cli/load.py", "spec_from_file_location"): USERS,
     ("cli/serve.py", "subprocess.run"): COMMAND,
+    ("simulation/models.py", "from_pretrained"): "a config alone: no weights, no remote code",
     ("recipes/train/task.py", "from_pretrained"): "data alone: no remote code, weights_only",
     ("cli/parent.py", "CDLL"): "the C library that is loaded already",
     ("recipes/train/preflight.py", "find_spec"): LOOKED_UP,

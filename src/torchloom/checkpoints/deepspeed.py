@@ -181,7 +181,7 @@ def _scaler(scaler: Any, num_skipped: int) -> tuple[dict[str, float], bool]:
     """Return the state of a loss scaler, and whether it scales."""
     saved = vars(scaler) if isinstance(scaler, Inert) else {}
     found = {"scale": float(saved.get("cur_scale", 1.0)), "num_skipped": num_skipped}
-    dynamic = {"good_steps": 0, "forgiveness": 1}
+    dynamic = {"good_steps": 0, "forgiveness": 1, "skips_in_a_row": 0}
     if "cur_iter" in saved:
         dynamic["good_steps"] = saved["cur_iter"] - saved["last_overflow_iter"] - 1
         dynamic["forgiveness"] = saved["cur_hysteresis"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from torchloom.cli.load import load_file
 from torchloom.cli.terminal import printable
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
@@ -85,7 +87,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     """
     from torchloom.simulation.choices import choices_of, simulate_choice, table
 
-    base = _config_of(config)
+    base, source = _config_of(config), _model_of(model)
     choices = choices_of(
         base,
         world_size,
@@ -100,7 +102,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         if len(choices) > 1:
             typer.echo(f"{number + 1} of {len(choices)}: {choice.text()}", err=True)
         try:
-            found.append((choice, simulate_choice(choice, model, seq_len, device, network)))
+            found.append((choice, simulate_choice(choice, source, seq_len, device, network)))
         except PlanError as error:
             if len(choices) == 1:
                 raise
@@ -113,6 +115,17 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         typer.echo(printable(table(found, refused)))
     if output is not None:
         _write_plan(output, found)
+
+
+def _model_of(text: str) -> str | Callable[..., Any]:
+    """Return the function that `file.py:function` names; other texts as they are."""
+    path, colon, name = text.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        return text
+    make = getattr(load_file(path), name, None)
+    if not callable(make):
+        raise ConfigError(f"--model {text}: {path} has no function {name!r}")
+    return make
 
 
 def _config_of(path: Path | None) -> dict[str, Any]:

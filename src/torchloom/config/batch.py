@@ -122,15 +122,19 @@ def _per_step(given: Triple, ranks: int) -> int:
 
 
 def _correction(given: Triple, ranks: int) -> str:
-    """Return the nearest sizes of the whole batch that fit, and the world size that the triple fits."""
+    """Return what to set: each value of the triple as it follows from the others, and the world size that fits."""
     train, micro, accum = given
     known, train = _per_step(given, ranks), train or 0
-    if not (micro and accum) and train > known:
-        below = train // known * known
-        return f"set {TRAIN} to {below} or {below + known}, or drop it"
-    fix = f"set {TRAIN} to {known}, or drop it"
     if micro and accum:
-        fix += f", {MICRO} or {ACCUM}"
-        if train % (micro * accum) == 0:
-            fix += f"; as written it fits a world size of {train // (micro * accum)}"
-    return fix
+        fix = f"set one of {TRAIN}={known}, {_exact(MICRO, train, accum * ranks)}, {_exact(ACCUM, train, micro * ranks)}"
+        fits = train // (micro * accum) if train % (micro * accum) == 0 else None
+        return fix if fits is None else f"{fix}; as written it fits a world size of {fits}"
+    below = train // known * known
+    sizes = f"{below} or {below + known}" if below else str(known)
+    return f"set {TRAIN} to {sizes}, or drop it"
+
+
+def _exact(name: str, train: int, rest: int) -> str:
+    if train % rest == 0:
+        return f"{name}={train // rest}"
+    return f"{name} (no whole number fits: {train} / {rest})"

@@ -90,7 +90,7 @@ class Slices:
         for name, (data, grad) in self._whole.items():
             param, own = self.params[name], self._own(name)
             # An optimizer may have given the parameter new data.
-            if not _start_alike(param, own) and param.numel() == own.numel():
+            if _start_of(param) != _start_of(own) and param.numel() == own.numel():
                 own.copy_(param.data.view(-1))
             param.grad = None
             param.data = data
@@ -139,9 +139,9 @@ class Slices:
 
     def _check_memory(self, strangers: Collection[str]) -> None:
         """Refuse parameters that share memory: separate storages would silently untie them."""
-        known: dict[int, str] = {}
+        known: dict[tuple[int, int], str] = {}
         for name, param in self.params.items():
-            other = known.setdefault(param.data_ptr(), name) if param.numel() else name
+            other = known.setdefault(_start_of(param), name) if param.numel() else name
             if other != name and (other in strangers or name in strangers):
                 raise ShardError(
                     f"the parameters {name!r} and {other!r} share memory since they were given new "
@@ -164,17 +164,16 @@ def slice_of(whole: Tensor, numel: int, rank: int) -> Tensor:
 def _lies_in(param: Tensor, padded: Tensor) -> bool:
     """Say whether a weight is still the front of its padded storage."""
     return (
-        _start_alike(param, padded)
+        _start_of(param) == _start_of(padded)
         and param.dtype == padded.dtype
         and param.is_contiguous()
         and param.untyped_storage().nbytes() == padded.untyped_storage().nbytes()
     )
 
 
-def _start_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors begin at one place of one storage; tensors of a simulation have no addresses."""
-    same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    return same and one.storage_offset() == other.storage_offset()
+def _start_of(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor begins: its storage and the place in it. Tensors of a simulation have no addresses."""
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 _OF_MODELS: weakref.WeakKeyDictionary[nn.Module, Slices] = weakref.WeakKeyDictionary()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -103,7 +103,7 @@ def _numbers(name: str, text: str) -> Iterator[int]:
 
 
 def simulate_choice(
-    choice: Choice, model: str, seq_len: int, device: str, network: str
+    choice: Choice, model: str | Callable[..., Any], seq_len: int, device: str, network: str
 ) -> Simulation:
     """Simulate one combination.
 

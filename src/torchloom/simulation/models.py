@@ -6,7 +6,6 @@ Names are those of published shapes, so that published runs can be simulated: Ll
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,27 +120,28 @@ SHAPES: dict[str, Callable[[int], nn.Module]] = {
 """Makers of models by name, given the longest sequence."""
 
 
-def simulated_model(text: str, batch: int, seq_len: int) -> SimulatedModel:
+def simulated_model(model: str | Callable[..., Any], batch: int, seq_len: int) -> SimulatedModel:
     """Make the model that `--model` names, without data.
 
     Args:
-        text: a name of `SHAPES` or of the built-in models, a folder with a `config.json` of Hugging Face, or
-            `file.py:function`. The function gets `batch` and `seq_len` and returns a module, which then takes
-            token ids and labels, or a module and the arguments of its forward pass.
+        model: a name of `SHAPES` or of the built-in models, a folder with a `config.json` of Hugging Face, or a
+            function. It gets `batch` and `seq_len` and returns a module, which then takes token ids and labels, or
+            a module and the arguments of its forward pass.
         batch: samples of a micro batch.
         seq_len: tokens of a sample.
 
     Raises:
         ConfigError: there is no such model, or the folder or the function cannot be used.
     """
+    if callable(model):
+        return _of_function(model, batch, seq_len)
+    text = model
     with torch.device("meta"):
         ids = torch.zeros(batch, seq_len, dtype=torch.long)
         if text in SHAPES:
             return SimulatedModel(text, SHAPES[text](seq_len), (ids, ids))
         if text in PRESETS:
             return SimulatedModel(text, _NoInit(PRESETS[text](seq_len)), (ids, ids))
-        if ".py:" in text:
-            return _of_function(text, batch, seq_len, ids)
         if Path(text).expanduser().is_dir():
             return _of_folder(text, ids)
     raise ConfigError(
@@ -150,20 +150,14 @@ def simulated_model(text: str, batch: int, seq_len: int) -> SimulatedModel:
     )
 
 
-def _of_function(text: str, batch: int, seq_len: int, ids: Tensor) -> SimulatedModel:
-    path, _, name = text.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ConfigError(f"{text}: there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    make = getattr(module, name, None)
-    if not callable(make):
-        raise ConfigError(f"{text}: {path} has no function {name!r}")
-    made = make(batch=batch, seq_len=seq_len)
+def _of_function(make: Callable[..., Any], batch: int, seq_len: int) -> SimulatedModel:
+    name = getattr(make, "__name__", "model")
+    with torch.device("meta"):
+        made = make(batch=batch, seq_len=seq_len)
+        ids = torch.zeros(batch, seq_len, dtype=torch.long)
     model, inputs = made if isinstance(made, tuple) else (made, (ids, ids))
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{text}: it returned a {type(model).__name__}, not a torch.nn.Module")
+        raise ConfigError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
     return SimulatedModel(name, model, inputs)
 
 

@@ -217,7 +217,7 @@ _EQUAL = "sizes that were equal are compiled as one: keep them equal, or mark bo
 _TENSORS = "each type makes an entry of its own: pass a tensor in each call"
 _CLASSES = "pass tensors of one class, such as plain tensors or parameters alone"
 _MARK = (
-    "call torch._dynamo.mark_dynamic, mark_static or maybe_mark_dynamic on the same dims in all "
+    "call torch._dynamo.mark_dynamic, mark_static, mark_unbacked or maybe_mark_dynamic on the same dims in all "
     "calls, or in none"
 )
 _SAME = "pass the same object twice in each call, or in none"
