@@ -302,7 +302,7 @@ def test_the_page_of_ragged_batches_is_linked_and_named():
     named = [
         path.name for path in (ROOT / "src").rglob("*.py") if "docs/ragged.md" in path.read_text()
     ]
-    assert sorted(named) == ["padding.py", "shared_plan.py", "sizes.py"]
+    assert sorted(named) == ["across_ranks.py", "ragged.py"]
 
 
 def test_the_page_of_passes_has_a_section_for_each_pass_and_the_presets():

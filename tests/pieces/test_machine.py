@@ -43,7 +43,7 @@ def test_an_upgrade_of_what_builds_programs_has_another_key(house, file) -> None
 
 def test_an_upgrade_of_what_trains_has_the_same_key(house) -> None:
     before = said(house.parent)
-    edited = house / "engine" / "clipping.py"
+    edited = house / "loop" / "clip.py"
     edited.write_text(edited.read_text() + "\n\nEDITED = True\n")
     assert said(house.parent) == before
 

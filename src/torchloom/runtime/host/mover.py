@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from torchloom._torch.modes import is_traced
 from torchloom.errors import MoveError
 from torchloom.runtime.host.arena import Account, Direction, HostArena, charged_account
 from torchloom.runtime.host.engines import Pairs, StreamEngine, ThreadEngine
@@ -188,7 +189,8 @@ def mover_of(device: torch.device) -> Mover:
 
 def is_on_host(tensor: Tensor) -> bool:
     """Say whether a tensor lives in the host memory of some mover."""
-    return any(mover.arena.owns(tensor) for mover in _MOVERS.values())
+    # Tensors of a simulation have no memory.
+    return not is_traced([tensor]) and any(mover.arena.owns(tensor) for mover in _MOVERS.values())
 
 
 def move_stats(device: torch.device | None = None) -> MoveStats:
