@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def compile_alone(
     compiler_config: Any = torch.compiler.config  # its patch() is made at run time
     tag = f"{compiler_config.cache_key_tag} sizes {ranges}"
     try:
-        with compiler_config.patch(cache_key_tag=tag), empty_files_removed():
+        with compiler_config.patch(cache_key_tag=tag), empty_files_removed(), _unique_keys():
             artifact: Any = standalone_compile(
                 graph_module,
                 list(inputs),
@@ -57,6 +58,22 @@ def compile_alone(
         forget_constant_floats()
         raise WantsConstantError from error
     return _inner(artifact), artifact.serialize
+
+
+@contextmanager
+def _unique_keys() -> Iterator[None]:
+    """Let graphs that torch cannot hash get keys that no other graph gets.
+
+    Such a graph (one with `torch.func.jvp`, say) is cached under `random.random()` (torch 2.13, `autograd_cache_key`
+    within AOT compilation). Under a seed, or in a state that was put back, that number comes again, and another
+    graph's code was found under it.
+    """
+    state = random.getstate()
+    random.seed()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def load_artifact(content: bytes) -> Call:

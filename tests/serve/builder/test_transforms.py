@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,6 +60,19 @@ def test_layers_that_repeat_are_cut_around_them(kind, backend):
             x = torch.randn(num, 8)
             torch.testing.assert_close(program(x), model(x), atol=1e-2, rtol=1e-2)
     assert state() == before
+
+
+def test_code_of_other_sizes_is_not_taken_for_that_of_these():
+    """Torch cannot hash such a graph, and caches it under a random number: under one seed, the same one."""
+    rows = Dim("rows", 2, 8)
+    for shapes, sizes in (("split", []), ("unbacked", []), ("split", [8]), ("split", [2, 5])):
+        random.seed(7)
+        with torch.no_grad():
+            model = stacked("all", 2)
+            contract = Contract({"input": tensor(rows, 8)})
+            program = build(model, contract, backend="inductor", shapes=shapes, sizes=sizes)
+            x = torch.randn(5, 8)
+            torch.testing.assert_close(program(x), model(x), atol=1e-2, rtol=1e-2)
 
 
 def test_gradients_flow_around_what_has_none():
