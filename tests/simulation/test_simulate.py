@@ -125,7 +125,12 @@ def test_refusals_say_what_to_do() -> None:
         simulate(
             lambda: torch.nn.Linear(3, 3), (torch.ones(3),), config(0), world_size=2, loss=no_loss
         )
-    with pytest.raises(Exception, match="infeasible"):
+    zero = {"stage": 3, "shard_size": 2}
+    for left_out in (zero, {"stage": 3, "offload_param": {"device": "cpu"}}):
+        with pytest.raises(PlanError, match="simulate without it"):
+            settings = {**config(), "zero_optimization": left_out}
+            simulate(lambda: Llama(SIZES), batch(), settings, world_size=4)
+    with pytest.raises(PlanError, match="infeasible"):
         simulated(2, budget=1 << 10)
 
 
@@ -154,8 +159,8 @@ def test_a_table_of_choices() -> None:
     ]
     assert choices[0].config()["zero_optimization"]["stage"] == 1
     assert base["zero_optimization"]["stage"] == 3
-    with pytest.raises(ConfigError, match="--shard-size 4,x: 'x' is no whole number"):
-        choices_of(base, "8", "", shard_size="4,x")
+    with pytest.raises(ConfigError, match="--batch 4,x: 'x' is no whole number"):
+        choices_of(base, "8", "", batch="4,x")
     fits, not_fits = simulated(8), replace(simulated(16), capacity_bytes=1)
     lines = table(
         [(choices[2], not_fits), (choices[0], fits)], [(choices[1], PlanError("too little"))]

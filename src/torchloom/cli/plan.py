@@ -63,9 +63,6 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         Path | None, typer.Option(help="Of the training run; the options below win over it.")
     ] = None,
     stage: Annotated[str, typer.Option(help=f"ZeRO stage. {_SEVERAL}")] = "",
-    shard_size: Annotated[
-        str, typer.Option(help=f"Ranks that share one copy of the weights. {_SEVERAL}")
-    ] = "",
     batch: Annotated[str, typer.Option(help=f"Samples of a micro batch. {_SEVERAL}")] = "",
     accumulation: Annotated[
         str, typer.Option(help=f"Micro batches of an optimizer step. {_SEVERAL}")
@@ -93,7 +90,6 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         world_size,
         budget,
         stage=stage,
-        shard_size=shard_size,
         batch=batch,
         accumulation=accumulation,
     )

@@ -1,4 +1,4 @@
-"""Several simulations in one call: each combination of ranks, stage, mesh, micro batch and budget, as a table."""
+"""Several simulations in one call: each combination of ranks, stage, micro batch and budget, as a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Choice:
 
     world_size: int
     stage: int | None = None
-    shard_size: int | None = None
     batch: int | None = None
     accumulation: int | None = None
     budget: str | None = None
@@ -34,7 +33,6 @@ class Choice:
         parts = {
             "ranks": self.world_size,
             "stage": self.stage,
-            "shard size": self.shard_size,
             "batch": self.batch,
             "accumulation": self.accumulation,
             "budget": self.budget,
@@ -46,7 +44,7 @@ class Choice:
         settings = dict(self.base)
         settings.pop("train_batch_size", None)  # follows from the others
         zero = dict(settings.get("zero_optimization") or {})
-        zero |= _given(stage=self.stage, shard_size=self.shard_size)
+        zero |= _given(stage=self.stage)
         return {
             "train_micro_batch_size_per_gpu": 1,
             **settings,

@@ -170,7 +170,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
         name: of the model, for tables.
 
     Raises:
-        PlanError: the device or network is unknown, or no plan keeps the budget; the text says what is lacking.
+        PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), or the
+            config has `shard_size` or `offload_param`, which are not modelled.
         ConfigError: the config is wrong.
         ShardError: the model cannot be sharded, or is not on meta.
 
@@ -187,14 +188,11 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     began = time.perf_counter()
     table = costs or CostTable(device=device_row(device), network=network_row(network))
     settings = load_config(_with_budget(config, budget), world_size=world_size)
-    shard_size = settings.zero.shard_size or world_size
-    with (
-        simulated_world(shard_size, world_size // shard_size, _transport_of(table)) as comm,
-        torch.device("meta"),
-    ):
+    _check_modelled(settings, world_size)
+    with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
     _check_on_meta(module)
-    with simulated_world(shard_size, world_size // shard_size, _transport_of(table)) as comm:
+    with simulated_world(world_size, _transport_of(table)) as comm:
         try:
             compiled = _compiled(module, inputs, settings, comm, table, optimizer, loss)
             return compiled.result(
@@ -217,6 +215,19 @@ def _with_budget(config: Any, budget: str | float | None) -> Any:
 
 def _transport_of(table: CostTable) -> str:
     return "gloo" if table.network.name in ("gloo", "shared-memory") else "nccl"
+
+
+def _check_modelled(settings: Config, world_size: int) -> None:
+    """Refuse what would be left out of the figures."""
+    if settings.zero.shard_size not in (None, world_size):
+        raise PlanError(
+            "zero_optimization.shard_size: reductions between copies of the weights are not modelled yet; simulate "
+            f"without it, or {settings.zero.shard_size} ranks alone"
+        )
+    if settings.offload.parameters:
+        raise PlanError(
+            "offload_param: shards that wait on the host would count as device memory; simulate without it"
+        )
 
 
 def _check_on_meta(module: nn.Module) -> None:
@@ -244,7 +255,6 @@ def _compiled(
         module,
         stage=settings.zero.stage,
         world_size=comm.world_size,
-        num_replicas=comm.num_replicas,
         rank=0,
         handle=comm.handle,
         persistence_threshold=settings.zero.param_persistence_threshold,
@@ -272,7 +282,7 @@ def _compiled(
             target=table,
         )
         driver = Driver(
-            ranks=Agreement(EqualRanks(comm.world_size * comm.num_replicas)),
+            ranks=Agreement(EqualRanks(comm.world_size)),
             host=_SimulatedHost(),
             optimizer=made,
             as_shards=local.as_shards,
@@ -344,7 +354,7 @@ def _boundary_us(layout: Layout, table: CostTable) -> float:
     whole = [spec for spec in layout if spec.requires_grad and spec.mode == "whole"]
     reduced = sum(spec.numel * spec.wire_dtype.itemsize for spec in whole)
     sliced = sum(spec.numel * spec.dtype.itemsize for spec in whole if spec.is_sliced)
-    ranks = layout.world_size * layout.num_replicas
+    ranks = layout.world_size
     if not reduced:
         return 0.0
     if not sliced:

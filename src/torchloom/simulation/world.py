@@ -9,7 +9,7 @@ from typing import Any, NoReturn, final
 from torchloom.errors import PlanError
 from torchloom.runtime import Communicator
 from torchloom.runtime.base import GroupRef
-from torchloom.runtime.channel import Channel
+from torchloom.runtime.channel import CHANNELS, Channel
 from torchloom.runtime.communicators import standing_in
 from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.transports.gloo import GlooCollectives
@@ -72,25 +72,19 @@ _TRANSPORTS = {"gloo": GlooCollectives, "nccl": _NcclCollectives}
 
 
 @contextmanager
-def simulated_world(shard_size: int, num_replicas: int, transport: str) -> Iterator[Communicator]:
+def simulated_world(world_size: int, transport: str) -> Iterator[Communicator]:
     """Let graphs that are traced in the block communicate over ranks that do not exist.
 
     Args:
-        shard_size: ranks that share one copy of the weights.
-        num_replicas: copies of the weights.
+        world_size: number of ranks, which share one copy of the weights.
         transport: "nccl" or "gloo": whose buffers count as memory in flight.
     """
-    make = _TRANSPORTS[transport]
-
-    def side(size: int, name: str) -> tuple[SimulatedGroup, Any]:
-        group = SimulatedGroup(size)
-        return group, make(group, Channel(name, tuple(range(size)), has_tags=False))
-
-    shard_group, shard = side(shard_size, "simulated shard")
-    replicate_group, replicate = (
-        (None, None) if num_replicas == 1 else side(num_replicas, "simulated replicate")
-    )
-    handle = f"{shard_size}x{num_replicas}#0"
-    comm = Communicator(handle, shard_group, replicate_group, shard, replicate)
-    with standing_in(comm):
-        yield comm
+    group = SimulatedGroup(world_size)
+    channel = Channel("simulated", tuple(range(world_size)))
+    collectives = _TRANSPORTS[transport](group, channel)
+    comm = Communicator(f"{world_size}x1#0", group, None, collectives, None)
+    try:
+        with standing_in(comm):
+            yield comm
+    finally:
+        CHANNELS.pop(channel.name, None)  # ranks compare the channels that they have
