@@ -114,6 +114,15 @@ def no_loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x)
 
 
+class Branch(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y.sum() if y.sum() > 0 else y.square().sum()
+
+
 def test_refusals_say_what_to_do() -> None:
     with pytest.raises(PlanError, match="has data: pass a function"):
         simulate(Llama(SIZES), batch(), config(), world_size=2)
@@ -130,6 +139,8 @@ def test_refusals_say_what_to_do() -> None:
         with pytest.raises(PlanError, match="simulate without it"):
             settings = {**config(), "zero_optimization": left_out}
             simulate(lambda: Llama(SIZES), batch(), settings, world_size=4)
+    with pytest.raises(PlanError, match="reads values of tensors"):
+        simulate(Branch, (torch.ones(3, 3),), config(), world_size=4)
     with pytest.raises(PlanError, match="infeasible"):
         simulated(2, budget=1 << 10)
 

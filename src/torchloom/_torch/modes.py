@@ -135,3 +135,10 @@ _SETTINGS: tuple[tuple[Any, Any], ...] = (
 def default_device() -> torch.device | None:
     """Return what `torch.set_default_device` was told."""
     return _device.CURRENT_DEVICE
+
+
+def wants_values(error: BaseException) -> bool:
+    """Return whether code failed because it read the values of tensors without data."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    return isinstance(error, DataDependentOutputException)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom._torch.modes import wants_values
 from torchloom._torch.tensors import fake_mode
 from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
@@ -170,8 +171,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
         name: of the model, for tables.
 
     Raises:
-        PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), or the
-            config has `shard_size` or `offload_param`, which are not modelled.
+        PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), the
+            config has `shard_size` or `offload_param`, which are not modelled, or forward reads values of tensors.
         ConfigError: the config is wrong.
         ShardError: the model cannot be sharded, or is not on meta.
 
@@ -198,6 +199,13 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
             return compiled.result(
                 table, settings, name or type(module).__name__, _tokens(inputs), began
             )
+        except Exception as error:
+            if wants_values(error):
+                raise PlanError(
+                    "forward reads values of tensors (a branch by data, .item()), and tensors of a simulation have "
+                    "none: simulate the branch that most batches take"
+                ) from error
+            raise
         finally:
             forget_model(module)
 

@@ -24,6 +24,9 @@ NEEDED = {
         torch._subclasses.fake_tensor FakeTensor
         torch._subclasses.functional_tensor FunctionalTensor
     """,
+    "`torchloom.simulate` shows torch's error for a forward that reads values": """
+        torch._subclasses.fake_tensor DataDependentOutputException
+    """,
     "`torchloom.check_op` fails": """
         torch._C _dispatch_has_kernel_for_dispatch_key
         torch._dynamo.source ConstantSource
