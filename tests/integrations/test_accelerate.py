@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from support.frameworks import (
     tiny_llama,
 )
 from support.pool import run_ranks
+from support.ports import free_port
 from torchloom.errors import ConfigError, TorchloomError
 
 skip_without("accelerate", "transformers")
@@ -318,11 +320,15 @@ def test_a_file_of_the_wild_runs_and_says_what_counts_for_nothing(caplog) -> Non
 def test_ranks_that_accelerate_does_not_count_are_refused() -> None:
     """On a CPU, without `cpu=True`, each process would be the main one, with the whole data."""
 
+    port = free_port()
+
     def run(rank: int) -> str:
         with accelerate_alone(), pytest.raises(ConfigError) as told:
             from torchloom.integrations.accelerate import TorchloomAccelerator
 
             torch.distributed.destroy_process_group()
+            # Accelerate makes a group; at the old port a rank can still find the store of the ended one.
+            os.environ["MASTER_PORT"] = str(port)
             TorchloomAccelerator(torchloom=LOOM)
         return str(told.value)
 

@@ -74,6 +74,7 @@ def _child(
         dist.init_process_group(
             "gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
         )
+        dist.barrier()  # a rank whose function ends the group would cut off one that still connects
         _send(write_end, ("ok", fn(rank, *args)))
         status = 0
     except BaseException:  # noqa: BLE001  the parent raises it
