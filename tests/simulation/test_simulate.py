@@ -91,7 +91,15 @@ def test_what_is_said_of_a_step() -> None:
     )  # what is held back for losses and norms, and counts of steps
     assert found.mfu is not None and 0 < found.mfu < 1
     text = found.text()
-    for part in ("512 x h100-80gb", "nvlink+ib400", "peak", "free", "tokens/s", "products", "within 5%"):
+    for part in (
+        "512 x h100-80gb",
+        "nvlink+ib400",
+        "peak",
+        "free",
+        "tokens/s",
+        "products",
+        "within 5%",
+    ):
         assert part in text
     assert "no published run on b200-180gb" in simulated(8, device="b200-180gb").text()
     assert all(what.split()[0] in ("gather", "reduce", "sync") for what in found.exposed_by)
