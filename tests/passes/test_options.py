@@ -16,7 +16,7 @@ from torchloom.pipeline.keys import identity_of
 def test_every_option_of_a_built_in_pass_has_a_default() -> None:
     found = {name: options_of(each.fn) for name, each in PASSES.items()}
     assert found["bucket"] == {"gather_bytes": 16 << 20, "reduce_bytes": 16 << 20}
-    assert found["prefetch"] == {"max_bytes": 16 << 20}
+    assert found["prefetch"] == {"max_bytes": 16 << 20, "uses_ahead": 0}
     assert found["zero3"] == {}
 
 

@@ -100,6 +100,25 @@ def test_every_schedule_is_legal_and_bounded(deep, gather, reduce, ahead, kind, 
     assert ahead_bytes(gm.graph) <= max(ahead, largest(gm.graph))
 
 
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_one_use_ahead_whatever_its_size(deep, kind: str) -> None:
+    def starts_and_uses(**options: int) -> list[tuple[int, int]]:
+        gm = copy_of(deep[kind])
+        apply(gm, LOWERED, options={**sizes(0, 0, 1), "prefetch": {"max_bytes": 1, **options}})
+        where = positions(gm.graph)
+        for transfer in (*gathers(gm.graph), *reductions(gm.graph)):
+            check_order(transfer, where)
+        found = [(where[each.start], where[each.wait]) for each in gathers(gm.graph)]
+        return sorted(found, key=lambda each: each[1])
+
+    alone, ahead = starts_and_uses(), starts_and_uses(uses_ahead=1)
+    assert len(alone) == len(ahead) > 5
+    assert not any(start < wait for (start, _), (_, wait) in zip(alone[1:], alone, strict=False))
+    assert all(start < wait for (start, _), (_, wait) in zip(ahead[1:], ahead, strict=False))
+    # Not two ahead.
+    assert not any(start < wait for (start, _), (_, wait) in zip(ahead[2:], ahead, strict=False))
+
+
 def _most(graph: fx.Graph, sizes: list[tuple[Transfer, int]]) -> int:
     """The most bytes of transfers that have been started and are not yet waited for."""
     most = current = 0

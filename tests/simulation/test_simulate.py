@@ -150,6 +150,31 @@ def test_checkpointed_layers_hold_less_and_compute_more() -> None:
         simulate(Branch, (torch.ones(3, 3),), config(), world_size=4, checkpointing="full")
 
 
+@pytest.mark.parametrize(
+    ("checkpointing", "compiling"), [("none", {}), ("layers", {}), ("none", {"regions": False})]
+)
+def test_transfers_hide_behind_layers_of_real_size(checkpointing: str, compiling: dict) -> None:
+    sizes = LlamaConfig(
+        vocab_size=301, dim=4096, num_layers=8, num_heads=32, num_kv_heads=8, hidden_dim=14336, max_seq_len=8192
+    )  # fmt: skip
+    ids = torch.zeros(1, 8192, dtype=torch.long, device="meta")
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "compile": compiling,
+    }
+    found = simulate(
+        lambda: Llama(sizes), (ids, ids), settings, world_size=8, checkpointing=checkpointing
+    )
+    assert bool(compiling) == bool(found.flat_because)
+    # Weights of the first calls of forward and backward have nothing to hide behind.
+    gathered = sum(s for what, s in found.exposed_by.items() if "gather" in what)
+    layer_s = found.network_s / 3 / 8
+    assert gathered < (2 + 2 * (2 if checkpointing == "layers" else 1)) * layer_s
+    assert found.exposed_s < 0.3 * found.network_s
+
+
 def test_operators_one_by_one_take_longer() -> None:
     fused, eager = (simulated(8, device="a100-80gb", eager=each) for each in (False, True))
     assert eager.compute_by["elementwise"] > 1.2 * fused.compute_by["elementwise"]

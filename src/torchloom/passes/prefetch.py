@@ -4,19 +4,22 @@
     after    start a, start b, wait a, use a, wait b, use b
 
 A gather starts as early as `max_bytes` (the plan's, or else its own) allows. A reduction's wait moves to its
-first reader, or to where gradients in flight would exceed half of that bound. Where ranks share memory and
-there is no budget, waits move further as long as the peak does not rise. Changes no values.
+first reader, or to where gradients in flight would exceed half of that bound. Without a plan, `uses_ahead` lets transfers
+of whole uses overlap compute beyond that bound: a call of a body of layers needs all of its weights at once, and what is
+smaller than them hides nothing. Where ranks share memory and there is no budget, waits move further as long as the peak
+does not rise. Changes no values.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
-from torchloom.graph import PassContext, live_bytes, move_before, positions
+from torchloom.graph import PassContext, live_bytes, move_before, positions, viewed
 from torchloom.ops.match import Transfer, gathers, reductions
 
 aten = torch.ops.aten
@@ -31,17 +34,22 @@ class _Need(NamedTuple):
     use: fx.Node
 
 
-def prefetch(gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20) -> int:
+def prefetch(
+    gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20, uses_ahead: int = 0
+) -> int:
     """Move starts up and waits down; return how many transfers moved.
 
     Args:
         gm: a lowered graph with transfers; edited in place.
         ctx: its plan may replace the bound (`choices.prefetch_bytes`).
-        max_bytes: weights that are gathered ahead of their use hold at most this many bytes.
+        max_bytes: weights that are gathered ahead of their use hold at most this many bytes; 0 gathers none ahead.
+        uses_ahead: of how many operators or calls of bodies the weights are gathered ahead in any case.
     """
     planned = None if ctx.choices is None else ctx.choices.prefetch_bytes
     limit_bytes = max_bytes if planned is None else planned
-    num_moved = _hoist_gathers(gm.graph, limit_bytes) + _sink_waits(gm.graph, limit_bytes // 2)
+    uses = uses_ahead if planned is None and max_bytes else 0
+    num_moved = _hoist_gathers(gm.graph, limit_bytes, uses)
+    num_moved += _sink_waits(gm.graph, limit_bytes // 2, by_calls=uses > 0)
     # In shared memory, a later wait lets ranks wait less for each other. Over a network it gains nothing
     # beyond the bound above, and under a memory budget the plan has other uses for the bytes.
     if ctx.shared_weights is not None and ctx.memory_budget_bytes is None:
@@ -49,15 +57,25 @@ def prefetch(gm: fx.GraphModule, ctx: PassContext, *, max_bytes: int = 16 << 20)
     return num_moved
 
 
-def _hoist_gathers(graph: fx.Graph, limit_bytes: int) -> int:
+def _hoist_gathers(graph: fx.Graph, limit_bytes: int, uses_ahead: int) -> int:
     where = positions(graph)
+    begin = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
     needs = [_need(transfer, where) for transfer in gathers(graph)]
     needs.sort(key=lambda need: where[need.use])
     for need in needs:
         move_before([need.transfer.wait, *need.views], need.use)
+    uses = list(dict.fromkeys(need.use for need in needs))
+    firsts = [next(i for i, need in enumerate(needs) if need.use is use) for use in uses]
     num_moved = 0
     for index, need in enumerate(needs):
-        anchor = needs[_anchor(needs, index, limit_bytes)]
+        least = bisect.bisect_right(firsts, index) - 1 - uses_ahead
+        if least < 0 and all(where[node] < where[begin] for node in need.transfer.inputs):
+            # What is used first has only the beginning of the graph ahead of it.
+            if need.transfer.start is not begin:
+                move_before([need.transfer.start, *need.transfer.results], begin)
+                num_moved += 1
+            continue
+        anchor = needs[min(firsts[max(0, least)], _anchor(needs, index, limit_bytes))]
         is_ready = all(where[node] < where[anchor.use] for node in need.transfer.inputs)
         if anchor is not need and is_ready:
             # Before the anchor's wait, so that this transfer runs while that one is waited for.
@@ -91,18 +109,30 @@ def _anchor(needs: list[_Need], index: int, limit_bytes: int) -> int:
     return 0
 
 
-def _sink_waits(graph: fx.Graph, limit_bytes: int) -> int:
+def _sink_waits(graph: fx.Graph, limit_bytes: int, *, by_calls: bool) -> int:
     where = positions(graph)
     in_flight: list[Transfer] = []
     num_moved = 0
     for transfer in reductions(graph):
         used_bytes = transfer.input_bytes + sum(other.input_bytes for other in in_flight)
         while in_flight and used_bytes > limit_bytes:
+            if by_calls and _source(in_flight[0], where) is _source(transfer, where):
+                break  # one call of a body made them all
             used_bytes -= in_flight[0].input_bytes
             num_moved += _move_wait(in_flight.pop(0), transfer.start, where)
         in_flight.append(transfer)
     output = graph.output_node()
     return num_moved + sum(_move_wait(transfer, output, where) for transfer in in_flight)
+
+
+def _source(transfer: Transfer, where: dict[fx.Node, int]) -> fx.Node:
+    """Return the last node that computes what a transfer sends, behind views and picks."""
+    sources = list(transfer.inputs)
+    for place, node in enumerate(sources):
+        while (base := viewed(node)) is not None:
+            node = base
+        sources[place] = node
+    return max(sources, key=where.__getitem__)
 
 
 def _sink_for_free(graph: fx.Graph) -> int:
