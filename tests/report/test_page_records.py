@@ -24,9 +24,9 @@ from torchloom.records import (
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
-    "<!--<script>",
     "\"'><svg onload=document.title='owned'>",
     "{{ 7 * 7 }}{% raw %}",
+    "<!--<script>",  # last: as markup it would hide what follows
 )
 
 _GRAPH = """class GraphModule(torch.nn.Module):

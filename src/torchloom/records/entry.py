@@ -82,6 +82,12 @@ class Recompile:
     text: str
     fix: str
 
+    @property
+    def sentence(self) -> str:
+        """What the older entry expected, and what it got."""
+        got = self.actual or "another value"
+        return f"{self.source or 'the call'}: expected {self.expected}, got {got}"
+
 
 @dataclass(kw_only=True, slots=True)
 class Span:

@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from torchloom.records import Artifact, Entry, Guard, Kernel
+from torchloom.records.summary import count
 from torchloom.report.page.advice import actual_value
 from torchloom.report.page.elements import (
     Node,
     choice,
-    count,
     el,
     empty,
     link,
@@ -47,7 +47,11 @@ def entry_views(index: Index, item: EntryItem) -> dict[str, Node]:
 def _guards(index: Index, entry: Entry) -> Node:
     rows: list[list[Node]] = [
         [
-            ["div", ["div", prose(g.english or g.text)], ["code.sub.wrap", _cut(g.text)]],
+            [
+                "div",
+                ["div", prose(g.english or g.text)],
+                ["code.sub.wrap", g.text[:_MAX_GUARD] + " ..." * (len(g.text) > _MAX_GUARD)],
+            ],
             ["code", g.kind],
             ["code.wrap", index.short(g.user_line or "")],
             ["span.tag.bad", str(g.num_fails)] if g.num_fails else "0",
@@ -60,10 +64,6 @@ def _guards(index: Index, entry: Entry) -> Node:
     checked = "" if time is None else f"; checking all takes {time:.1f} µs"
     columns = ["condition", "kind", "user line", "#calls rejected"]
     return ["", told(f"{count(len(rows), 'guard')}{checked}"), table(columns, rows, "guards")]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_GUARD else f"{text[:_MAX_GUARD]} ..."
 
 
 def _guard_order(guard: Guard) -> tuple[bool, bool, bool, int]:
