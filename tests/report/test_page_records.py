@@ -62,7 +62,7 @@ def small_session() -> Session:
             ),
         ],
         artifacts=[
-            Artifact(kind="dynamo", title="captured by Dynamo", text=_GRAPH, num_bytes=300),
+            Artifact(kind="dynamo", title="captured by Dynamo", text=_GRAPH),
             Artifact(kind="output_code", title="generated code", text="def call(args):\n    pass\n"),
         ],
         kernels=[Kernel(name="k0", language="C++", source="void k() { return; }\n", nodes=["y"])],

@@ -32,10 +32,6 @@ class Artifact:
     stand for, titled "NAME HALF: layer x CALLS"."""
     title: str
     text: str
-    is_cut: bool = False
-    """Whether the text was shortened to its cap."""
-    num_bytes: int = 0
-    """Size of the whole text."""
 
 
 @dataclass(kw_only=True, slots=True)

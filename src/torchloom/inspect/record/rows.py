@@ -326,9 +326,7 @@ def add_graph(entry: Entry, row: Row) -> None:
         side = ("forward", "backward")[earlier] if earlier < 2 else str(earlier)
         has_backward = any(a.kind in ("backward", "forward") for a in entry.artifacts)
         title = f"{title}, {side}" if has_backward else title
-    entry.artifacts.append(
-        Artifact(kind=kind, title=title, text=text, num_bytes=len(text.encode()))
-    )
+    entry.artifacts.append(Artifact(kind=kind, title=title, text=text))
     if kind == "output_code":
         graphs = [a.text for a in entry.artifacts if a.kind == "post_grad"]
         entry.kernels += parse_kernels(text, graphs[-1] if graphs else "")

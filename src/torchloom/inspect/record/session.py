@@ -239,7 +239,7 @@ def _body(event: events.BodyWoven) -> Artifact:
     named = [layer for layer in event.layers if layer]
     between = f" ({named[0]} ... {named[-1]})" if named else ""
     title = f"{event.name} {event.half}: layer x {len(event.layers)}{between}"
-    return Artifact(kind="body", title=title, text=event.text, num_bytes=len(event.text.encode()))
+    return Artifact(kind="body", title=title, text=event.text)
 
 
 MEMORY_EVENTS = (events.GraphPlanned, events.PeakFound, events.StandingFound)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torchloom.records import Artifact, Entry, Guard, Kernel
+from torchloom.records import Entry, Guard, Kernel
 from torchloom.records.summary import count
 from torchloom.report.page.advice import actual_value
 from torchloom.report.page.elements import (
@@ -18,7 +18,6 @@ from torchloom.report.page.elements import (
     prose,
     seconds,
     section,
-    size,
     table,
     told,
 )  # fmt: skip
@@ -100,15 +99,17 @@ def _code(entry: Entry) -> Node:
     kinds = ("output_code", "runnable")
     found = [each for kind in kinds for each in entry.artifacts if each.kind == kind]
     if found:
-        return choice("Text", [(each.title or each.kind, _artifact(each)) for each in found], 0)
+        return choice(
+            "Text",
+            [
+                (each.title or each.kind, _text("Searchable", each.text, each.title, "python"))
+                for each in found
+            ],
+            0,
+        )
     return empty(
         "No generated code was recorded: the backend wrote none, or the entry came from a cache."
     )
-
-
-def _artifact(each: Artifact) -> Node:
-    cut = empty(f"Shortened: the whole text has {size(each.num_bytes)}.") if each.is_cut else None
-    return el("", cut, _text("Searchable", each.text, each.title, "python"))
 
 
 def _text(kind: str, text: str, label: str, language: str, missing: str = "") -> Node:
