@@ -346,10 +346,6 @@ ELSEWHERE: dict[str, str] = {
         "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero",
     "pipeline/test_caches.py::test_an_upgrade_of_what_shapes_graphs_has_another_key":
         "pipeline/test_caches.py::test_second_start_runs_no_pass",
-    "report/test_page_browser.py::test_the_rest_of_a_function_is_named_by_it":
-        "report/test_page_browser.py::test_why_each_entry_was_made_names_what_came",
-    "inspect/test_watch.py::test_passes_of_torchloom_with_their_graphs":
-        "cli/test_train_report.py::test_entries_have_passes_guards_graphs_and_hits",
     "test_last_words.py::test_a_collective_of_the_program_that_loses_its_peer_is_explained":
         "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero",
     "cli/test_calibrate.py::test_ranks_write_one_table":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torchloom.inspect.listen.trace import TraceTap
+from torchloom.inspect.listen.collector import TraceTap
 
 
 @pytest.fixture(autouse=True)

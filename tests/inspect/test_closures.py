@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 import torchloom
-from support.foretold import agree
 
 X = torch.ones(2)
 
@@ -23,24 +21,6 @@ def branching():
     return fn
 
 
-class Base(nn.Module):
-    def forward(self, x):
-        return x + 1
-
-
-class WithSuper(Base):
-    def forward(self, x):
-        x = x * 2
-        if x.sum() > 0:
-            return super().forward(x)
-        return x - 1
-
-
-def test_calls_of_a_method_that_calls_super() -> None:
-    compiled = torch.compile(WithSuper(), backend="eager")
-    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
-
-
 def test_entries_behind_breaks_of_a_closure() -> None:
     fn = branching()
     compiled = torch.compile(fn, backend="eager")
@@ -54,26 +34,6 @@ def test_entries_behind_breaks_of_a_closure() -> None:
     assert [each.num_entries for each in whole.continuations] == [1, 0]
     for each in whole.continuations:
         assert "FunctionType" not in each.source
-
-
-def test_the_source_of_a_jitted_closure() -> None:
-    compiled = torchloom.jit(branching(), backend="eager")
-    compiled(X)
-    (entry,) = compiled.compiled_entries
-    assert "x + scale" in entry.code.source
-    assert "x - scale" in entry.code.source
-    assert "_make_fn" not in entry.code.source
-    assert torch.equal(entry(-X), X * -4)
-
-
-def test_a_record_shows_what_follows_in_a_closure() -> None:
-    with torchloom.watch() as w:
-        compiled = torch.compile(branching(), backend="eager")
-        compiled(X), compiled(X)
-    (entry,) = w["branching.<locals>.fn"].entries
-    assert [each.function.partition("_at_")[0] for each in entry.continuations] == [
-        "torch_dynamo_resume_in_fn"
-    ] * 2
 
 
 def test_calls_of_a_closure_that_breaks_at_once_are_counted() -> None:

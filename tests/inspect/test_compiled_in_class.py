@@ -77,15 +77,6 @@ def test_an_instance_is_asked(cls) -> None:
     assert not any("eval_frame" in f.file for f in explained.record.all_functions())
 
 
-def test_the_method_and_the_instance_agree() -> None:
-    model, other = Compiled(), Compiled()
-    model(X)
-    assert agree(model, X) == agree(model.forward, X) == "hit"
-    entries = torchloom.entries(model)
-    assert [e.compile_id for e in entries] == [e.compile_id for e in torchloom.entries(other)]
-    assert agree(other, X) in ("hit", "recompile")
-
-
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="as a decorator, torch.compile drops it")
 def test_the_limit_of_a_forward_that_is_compiled_in_its_class() -> None:
     class Model(nn.Module):
@@ -99,38 +90,3 @@ def test_the_limit_of_a_forward_that_is_compiled_in_its_class() -> None:
     assert (told.action, told.limit) == ("eager", 1)
     model(Y)
     assert agree(model, Y) == "eager"
-
-
-def test_a_forward_that_is_set_on_the_module_comes_first() -> None:
-    model = Compiled()
-    model.forward = lambda x: x * 2
-    assert torchloom.entries(model) == []
-    model(X)
-    assert torchloom.entries(model) == []
-
-
-def test_a_class_that_is_compiled() -> None:
-    @torch.compile(backend="eager")
-    class Model(nn.Module):
-        def forward(self, x):
-            return x + 3
-
-    model = Model()
-    assert [agree(model, X), agree(model, X)] == ["compile", "hit"]
-    assert [entry.function for entry in torchloom.entries(model)] == ["forward"]
-
-
-def test_a_compiled_module_of_a_compiled_forward() -> None:
-    compiled = torch.compile(Compiled(), backend="eager")
-    assert agree(compiled, X) in ("compile", "recompile")
-    assert agree(compiled, X) == "hit"
-
-
-def test_a_disabled_forward_over_a_compiled_one() -> None:
-    class Model(nn.Module):
-        @torch.compiler.disable
-        @torch.compile(backend="eager")
-        def forward(self, x):
-            return x + 1
-
-    assert torchloom.explain_call(Model(), X).action == "unknown"

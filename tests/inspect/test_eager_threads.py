@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import pytest
 import torch
 
 import torchloom
-from torchloom.errors import ExpectationError
 
 X = torch.ones(2)
 
@@ -31,15 +29,6 @@ def in_thread(work: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_one_call_in_each_of_some_threads() -> None:
-    compiled = over_its_limit()
-    with torchloom.watch() as w:
-        for _ in range(4):
-            in_thread(lambda: compiled(X, "ccc"))
-        compiled(X, "ccc")
-    assert w.record.num_eager_calls == 5
-
-
 def test_threads_that_run_at_the_same_time() -> None:
     compiled = over_its_limit()
     gate = threading.Barrier(5)
@@ -57,12 +46,6 @@ def test_threads_that_run_at_the_same_time() -> None:
         for thread in threads:
             thread.join()
     assert w.record.num_eager_calls == 200
-
-
-def test_a_promise_sees_a_thread() -> None:
-    compiled = over_its_limit()
-    with pytest.raises(ExpectationError, match="1 call"), torchloom.expect(recompiles=0):
-        in_thread(lambda: compiled(X, "ccc"))
 
 
 def test_a_thread_that_still_runs_when_the_watch_ends() -> None:

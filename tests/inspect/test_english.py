@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.inspect.wording.english import guard_in_words, source_in_words
-from torchloom.inspect.wording.scrub import without_values
+from torchloom.inspect.wording.english import guard_in_words, source_in_words, without_values
 
 SELF = "L['self']._modules['l']"
 

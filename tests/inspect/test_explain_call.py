@@ -71,15 +71,6 @@ def test_what_no_guard_decides_is_said_in_a_sentence() -> None:
         assert "disable" in torchloom.explain_call(compiled, X).why
 
 
-def test_a_function_whose_entries_were_dropped_is_compiled_again() -> None:
-    from torch._dynamo.eval_frame import reset_code
-
-    compiled = torch.compile(add, backend="eager")
-    compiled(X)
-    reset_code(add.__code__)
-    assert [agree(compiled, X), agree(compiled, X)] == ["compile", "hit"]
-
-
 def test_a_forward_that_is_set_on_the_module() -> None:
     class Block(nn.Module):
         def forward(self, x):
@@ -129,11 +120,6 @@ def test_asking_runs_nothing_and_leaves_the_order_of_entries() -> None:
     assert [entry.compile_id for entry in after] == [entry.compile_id for entry in raw]
     assert ran == before
     assert w.num_lookups == 2
-
-
-def test_jit_functions() -> None:
-    good = torchloom.jit(add, backend="eager")
-    assert [agree(good, X), agree(good, X)] == ["compile", "hit"]
 
 
 def test_reasons_are_what_the_entry_expects() -> None:

@@ -104,19 +104,3 @@ def test_methods_that_are_compiled_in_their_class() -> None:
     assert [agree(partial, X), agree(partial, X)] == ["compile", "hit"]
     assert torchloom.overhead(partial, X).num_guards > 0
     assert torchloom.explain(partial, X).num_graphs == 1
-
-
-def test_functions_of_one_decorator_are_told_apart() -> None:
-    """They share a code object: entries of one say nothing of a compiled function behind another."""
-
-    def plain(x):
-        return x * 3
-
-    whole = torch.compile(torch.no_grad()(plain), backend="eager")
-    inner = torch.no_grad()(torch.compile(add, backend="eager"))
-    assert agree(whole, X) == "compile"
-    assert torchloom.explain_call(inner, X).action == "compile"
-    inner(X)
-    assert [entry.function for entry in torchloom.entries(inner)] == ["add"]
-    with torch.no_grad():
-        assert agree(inner, X) == "hit"

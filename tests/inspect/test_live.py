@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch import nn
 
 import torchloom
-from support.pool import run_ranks
-from support.runs import make_engine, train
 from torchloom.compiler import CompiledModuleWrapper
 from torchloom.errors import InspectError
-from torchloom.inspect.live.target import name_of
 
 
 class A(nn.Module):
@@ -100,24 +95,6 @@ def test_defaults_and_closures_are_bound() -> None:
         torchloom.explain_call(compiled)
 
 
-def test_a_decorated_function_is_bound_as_it_is_called() -> None:
-    def decorate(fn):
-        @functools.wraps(fn)
-        def wrapper(*args, **kwargs):
-            return fn(*args, **kwargs)
-
-        return wrapper
-
-    @decorate
-    def fn(x, y):
-        return x + y
-
-    compiled = torch.compile(fn, backend="eager")
-    compiled(torch.ones(2), y=torch.ones(2))
-    assert torchloom.explain_call(compiled, torch.ones(2), y=torch.ones(2)).action == "hit"
-    assert torchloom.explain_call(compiled, torch.ones(2), y=torch.ones(3)).action == "recompile"
-
-
 def test_modules_methods_and_wrappers() -> None:
     x = torch.ones(2, 4)
     plain = nn.Linear(4, 4)
@@ -149,17 +126,6 @@ def test_two_compiled_modules_have_entries_of_their_own() -> None:
     assert [len(torchloom.entries(each)) for each in wrapped] == [1, 1, 1]
 
 
-def test_an_engine_can_be_asked() -> None:
-    def fn(rank):
-        engine, model = make_engine(3)
-        engine.compile(backend="aot_eager")
-        counts = [len(torchloom.entries(model))]
-        train(engine, rank, 2)
-        return [*counts, len(torchloom.entries(model))]
-
-    assert run_ranks(2, fn) == [[0, 1]] * 2
-
-
 @pytest.mark.parametrize("value", [3, "text", len, int])
 def test_what_has_no_python_function(value) -> None:
     with pytest.raises(InspectError, match="not a Python function"):
@@ -182,11 +148,3 @@ def test_overhead_is_measured_in_parts() -> None:
     with pytest.raises(InspectError, match="not compiled"):
         torchloom.overhead(fn, x)
     assert len(torchloom.entries(compiled)) == 1
-
-
-def test_names_of_routines_and_classes() -> None:
-    assert name_of(len) == "len"
-    assert name_of(torch.sin) == "sin"
-    assert name_of(str.upper) == "str.upper"
-    assert name_of(nn.Linear) == "Linear"
-    assert name_of(functools.partial(nn.Linear(2, 2))) == "partial(Linear)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +18,6 @@ X, Y = torch.ones(2), torch.ones(3)
 
 class Colour(enum.Enum):
     RED, BLUE = 1, 2
-
-
-@dataclasses.dataclass
-class Options:
-    scale: int
 
 
 class Bag:
@@ -43,109 +37,51 @@ def recompiled(fn: Callable[..., Any], *calls: tuple[Any, ...]) -> Any:
 
 CASES = {
     "list": (lambda xs: sum(xs), ([X],), ([X, X],), "argument xs", "len 1", "len 2"),
-    "tuple": (lambda xs: sum(xs), ((X, X),), ((X,),), "argument xs", "len 2", "len 1"),
     "dict": (
-        lambda d: sum(d.values()),
-        ({"a": X, "b": X},),
-        ({"a": X},),
-        "argument d",
-        "len 2",
-        "another length",
+        lambda d: sum(d.values()), ({"a": X, "b": X},), ({"a": X},),
+        "argument d", "len 2", "another length",
     ),
-    "varargs": (lambda *xs: sum(xs), (X,), (X, X), "argument xs", "len 1", "len 2"),
     "empty": (lambda x, xs: x + len(xs), (X, []), (X, [1]), "argument xs", "empty", "not empty"),
     "key": (
-        lambda d: d["a"] + len(d),
-        ({"a": X, "b": X},),
-        ({"a": X, "c": X},),
-        "argument d",
-        "the key 'b'",
-        "no such key",
+        lambda d: d["a"] + len(d), ({"a": X, "b": X},), ({"a": X, "c": X},),
+        "argument d", "the key 'b'", "no such key",
     ),
     "none": (
-        lambda x, y: x - 1 if y is None else x + y,
-        (X, X),
-        (X, None),
-        "argument y",
-        "a tensor",
-        "`NoneType`",
+        lambda x, y: x - 1 if y is None else x + y, (X, X), (X, None),
+        "argument y", "a tensor of the class that it had", "`NoneType`",
     ),
     "not none": (
-        lambda x, y: x + 1 if y is None else x + y,
-        (X, None),
-        (X, X),
-        "argument y",
-        "None",
-        "another value",
+        lambda x, y: x + 1 if y is None else x + y, (X, None), (X, X),
+        "argument y", "None", "another value",
     ),
     "bool": (
-        lambda x, b: x + 1 if b else x - 1,
-        (X, True),
-        (X, False),
-        "argument b",
-        "== True",
-        "False",
+        lambda x, b: x + 1 if b else x - 1, (X, True), (X, False), "argument b", "== True", "False",
     ),
     "string": (lambda x, s: x + len(s), (X, "a"), (X, "bb"), "argument s", "== 'a'", "'bb'"),
     "enum": (
-        lambda x, e: x + 1 if e is Colour.RED else x - 1,
-        (X, Colour.RED),
-        (X, Colour.BLUE),
-        "argument e",
-        (f"the object `{__name__}.Colour` that it had", "the object `Colour.RED` that it had"),
-        "another object",
+        lambda x, e: x + 1 if e is Colour.RED else x - 1, (X, Colour.RED), (X, Colour.BLUE),
+        "argument e", "the object that it had", "another object",
     ),
     "attribute": (
-        lambda x, bag: x + getattr(bag, "s", 0),
-        (X, Bag()),
-        (X, Bag(s=3)),
-        "argument bag",
-        "no attribute 's'",
-        "the attribute 's'",
-    ),
-    "no attribute": (
-        lambda x, bag: x + getattr(bag, "s", 0),
-        (X, Bag(s=3)),
-        (X, Bag()),
-        ("argument bag", "argument bag.s"),
-        "an attribute that it had",
-        "no such attribute",
+        lambda x, bag: x + getattr(bag, "s", 0), (X, Bag()), (X, Bag(s=3)),
+        "argument bag", "no attribute 's'", "the attribute 's'",
     ),
     "parameter": (
-        lambda x: x + 1,
-        (X,),
-        (nn.Parameter(X),),
-        "argument x",
-        ("a tensor of the class that it had", "a `torch.Tensor`"),  # 2.15 tells which
-        "`torch.nn.parameter.Parameter`",
+        lambda x: x + 1, (X,), (nn.Parameter(X),),
+        "argument x", "a tensor of the class that it had", "`torch.nn.parameter.Parameter`",
     ),
     "one object": (
-        lambda x, y: x + y,
-        (X, X),
-        (X, Y[:2]),
-        "argument x",
-        "the same object as argument y",
-        "another object",
+        lambda x, y: x + y, (X, X), (X, Y[:2]),
+        "argument x", "the same object as argument y", "another object",
     ),
-    "a dtype": (
-        lambda x, d: x.to(d),
-        (X, torch.float64),
-        (X, torch.float16),
-        "argument d",
-        "== torch.float64",
-        "torch.float16",
-    ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_was_expected(name: str) -> None:
     fn, first, second, source, expected, actual = CASES[name]
     reason = recompiled(fn, first, second)
-    # Versions of torch say some of it in other words.
-    assert reason.source in ((source,) if isinstance(source, str) else source)
-    assert reason.expected in ((expected,) if isinstance(expected, str) else expected)
-    assert reason.actual == actual
+    assert (reason.source, reason.expected, reason.actual) == (source, expected, actual)
     assert "!=" not in reason.expected
     assert reason.fix
     assert "dynamic=True" not in reason.fix
@@ -162,13 +98,6 @@ def test_sizes_say_what_the_new_entry_serves() -> None:
     torch._dynamo.reset()
     reason = recompiled(branches, (X,), (torch.ones(9),))
     assert "serves sizes >= 5" in reason.fix
-
-
-def test_sizes_that_stay_fixed_are_told_to_become_dynamic() -> None:
-    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
-        reason = recompiled(lambda x: x + 1, (X,), (Y,))
-    assert "now dynamic" not in reason.fix
-    assert "mark_dynamic" in reason.fix
 
 
 def test_bounds_of_sizes() -> None:
@@ -314,31 +243,6 @@ def test_advice_on_global_state_names_what_changed(changed: str, advice: str) ->
         reason_of(f"GLOBAL_STATE changed: {changed} ").fix
         == f"keep {advice} the same between calls"
     )
-
-
-def test_marks_of_dynamic_dims_are_said() -> None:
-    tensors = [torch.ones(2, 3) for _ in range(3)]
-    torch._dynamo.mark_dynamic(tensors[1], 0)
-    torch._dynamo.mark_dynamic(tensors[2], 1)
-    for first, second in ((0, 1), (1, 2)):
-        torch._dynamo.reset()
-        found = recompiled(lambda x: x + 1, (tensors[first],), (tensors[second],))
-        assert (found.expected, found.actual) == ("the marks on dims that it had", "others")
-        assert "on the same dims in all calls" in found.fix
-
-
-def test_branches_on_sizes_have_advice() -> None:
-    assert "branches on" in reason_of("2*L['x'].size()[0] > L['y'].size()[0]").fix
-
-
-def test_a_parameter_of_another_dtype_is_told() -> None:
-    model = Scaled()
-    with torchloom.watch() as w:
-        compiled = torch.compile(model, backend="eager")
-        compiled(X)
-        compiled(model.double() and X.double())
-    reason = w.record.functions[0].entries[1].recompiles[-1]
-    assert (reason.expected, reason.actual) == ("dtype Float", "Double")
 
 
 class Scaled(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import weakref
@@ -12,10 +11,6 @@ import torch
 from torch import nn
 
 import torchloom
-from support.foretold import needs_option
-from support.pool import run_ranks
-from support.runs import make_engine, train
-from torchloom._torch.module_calls import compile_in_place
 from torchloom.errors import InspectError
 from torchloom.records import load_record
 
@@ -159,21 +154,6 @@ def test_what_made_each_entry(walk_through) -> None:
     assert (root.num_misses, root.num_hits) == (2, 3)
 
 
-def test_a_module_compiled_in_place_is_shown_by_its_forward() -> None:
-    class Doubler(nn.Module):
-        def forward(self, x):
-            return x * 2
-
-    module = Doubler()
-    compile_in_place(module, "eager")
-    with torchloom.watch() as w:
-        module(torch.ones(3))
-    (function,) = w.record.functions
-    assert (function.name, function.file) == ("Doubler", __file__)
-    assert "return x * 2" in function.source
-    assert function.line == Doubler.forward.__code__.co_firstlineno
-
-
 def test_watching_changes_no_entry_and_no_result() -> None:
     compiled = torch.compile(modified_sigmoid, backend="aot_eager")
     expected = [call(compiled, size) for size in (10, 8)]
@@ -261,114 +241,6 @@ def test_reading_a_record_too_early() -> None:
         pass
 
 
-def test_passes_of_torchloom_with_their_graphs() -> None:
-    def fn(rank, folder):
-        with torchloom.watch(folder) as w:
-            engine, _ = make_engine(3)
-            engine.compile(backend="aot_eager")
-            train(engine, rank, 2)
-        (entry,) = w.record.entries()
-        rows = w.record.events
-        phases = [r.data["phase"] for r in rows if r.kind == "PhaseRan"]
-        assert phases == ["forward", "backward", "step"] * 2
-        collectives = [r.data for r in rows if r.kind == "CollectiveRan"]
-        assert {data["op"] for data in collectives} >= {"gather", "reduce"}
-        assert all(d["start_s"] <= d["wait_s"] <= d["end_s"] for d in collectives)
-        ran = [(run.name, run.graph) for run in entry.passes]
-        edited = [run for run in entry.passes if run.num_edits]
-        assert all(run.before and run.after and run.before != run.after for run in edited)
-        assert all(run.curve and max(run.curve) > 0 for run in entry.passes)
-        return w.record.rank, ran
-
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = run_ranks(2, fn, folder)
-        names = sorted(path.name for path in Path(folder).iterdir())
-    assert [rank for rank, _ in found] == [0, 1]
-    assert found[0][1] == found[1][1]
-    assert ("zero3", "graph0.joint") in found[0][1]
-    assert ("bucket", "graph0.backward") in found[0][1]
-    assert names == ["record-rank0.json", "record-rank1.json"]
-
-
-def test_six_shapes_of_graph_breaks() -> None:
-    """Where `torch._dynamo.explain` and the counters disagree, the record counts one each."""
-
-    def at_the_top(x):
-        torch._dynamo.graph_break()
-        return x + 1
-
-    def data_dependent(x):
-        return x + 1 if x.sum() > 0 else x - 1
-
-    def print_first(x):
-        print("a")
-        return x + 1
-
-    def item(x):
-        return x + x.sum().item()
-
-    def print_in_the_middle(x):
-        x = x + 1
-        print("a")
-        return x * 2
-
-    def in_try_finally(x):
-        try:
-            x = x + 1
-            torch._dynamo.graph_break()
-            return x * 2
-        finally:
-            x = x - 1
-
-    for fn in (
-        at_the_top,
-        data_dependent,
-        print_first,
-        item,
-        print_in_the_middle,
-        in_try_finally,
-    ):
-        torch._dynamo.reset()
-        with torchloom.watch() as w:
-            compiled = torch.compile(fn, backend="eager")
-            compiled(torch.ones(3))
-            compiled(torch.ones(4))  # breaks are met again, and counted once
-        assert len(w.record.breaks()) == 1, fn.__name__
-        assert torchloom.explain(fn, torch.ones(3)).num_breaks == 1, fn.__name__
-
-
-def test_recompiles_of_one_forward_are_not_calls_of_another_over_its_limit() -> None:
-    """Both are called as `forward` by torch.nn: the name alone does not tell them apart."""
-
-    class First(nn.Module):
-        def forward(self, x, word):
-            return x + len(word)
-
-    class Second(nn.Module):
-        def forward(self, x, word):
-            return x * len(word)
-
-    class Bag:
-        def __init__(self, model) -> None:
-            self.step = model
-
-    options = {"backend": "eager", "dynamic": False}
-    first, second = torch.compile(First(), **options), torch.compile(Second(), **options)
-    x, words = torch.ones(2), ["a", "bb", "ccc", "dddd"]
-    with torch._dynamo.config.patch(recompile_limit=2), torchloom.watch() as w:
-        for word in words[:3]:
-            first(x, word)
-        with torch._dynamo.config.patch(recompile_limit=8):
-            for word in words:
-                Bag(second).step(x, word)
-    counts = {f.qualname.rpartition("<locals>.")[2]: f.num_eager_calls for f in w.record.functions}
-    assert counts == {"First.forward": 1, "Second.forward": 0}
-    assert w.record.num_unknown_eager_calls == 0
-
-
 def test_a_watch_keeps_no_local_variable_of_the_program() -> None:
     def fn(x):
         print(end="")
@@ -385,56 +257,3 @@ def test_a_watch_keeps_no_local_variable_of_the_program() -> None:
     with torchloom.watch() as w:
         loop(torch.compile(fn, backend="eager", dynamic=False))
     assert w.record.num_recompiles
-
-
-def test_locals_of_a_frame_that_breaks_are_not_kept() -> None:
-    def inner(x):
-        return x + 1
-
-    def fn(sizes):
-        gone = []
-        for size in sizes:
-            x = torch.ones(size)
-            gone.append(weakref.ref(x))
-            inner(x)
-            torch._dynamo.graph_break()
-            del x
-            gone.append(gone[-1]() is None)
-        return gone
-
-    with torchloom.watch() as w:
-        found = torch.compile(fn, backend="eager", dynamic=False)([2, 3, 4])
-    assert found[1::2] == [True] * 3
-    assert list(w.record.entries())
-
-
-@needs_option("recompile_limit")
-def test_partials_over_their_limit_are_one_function() -> None:
-    def add(x, word):
-        return x + len(word)
-
-    def times(x, word):
-        return x * len(word)
-
-    x, options = torch.ones(2), {"backend": "eager", "dynamic": False}
-    limited = torch.compile(functools.partial(add, x), recompile_limit=3, **options)
-    other = torch.compile(functools.partial(times, x), **options)
-    with torchloom.watch() as w:
-        other("a")
-        for word in ("a", "bb", "ccc", "dddd"):
-            limited(word)
-    counts = {
-        f.name: (len(f.entries), f.num_eager_calls, f.recompile_limit) for f in w.record.functions
-    }
-    assert counts == {"partial(add)": (2, 2, 3), "partial(times)": (1, 0, None)}
-
-
-@needs_option("recompile_limit")
-def test_the_last_eager_call_before_a_reset_is_counted() -> None:
-    compiled = torch.compile(lambda x, word: x + len(word), backend="eager", recompile_limit=2)
-    with torchloom.watch() as w:
-        for _ in range(2):
-            for word in ("a", "bb", "ccc", "dddd"):
-                compiled(torch.ones(2), word)
-            torch._dynamo.reset()
-    assert [f.num_eager_calls for f in w.record.functions] == [2, 2]

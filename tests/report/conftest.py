@@ -13,6 +13,14 @@ from torchloom.records import Session
 from torchloom.report.page import write_page
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Selenium leaves its connection to the driver to the garbage collector."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}"))
+
+
 class Page:
     """A page that is open in the browser."""
 

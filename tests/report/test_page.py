@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -20,8 +21,10 @@ from report.test_page_records import (
     run_session,
     small_session,
 )
-from torchloom.records import Session
-from torchloom.report.page import render_page, to_trace, write_page, write_trace
+from torchloom.records import EventRow, Session
+from torchloom.report.page import render_page, to_trace, write_trace
+from torchloom.report.page.figures import run_figures
+from torchloom.report.page.render import views
 
 MAX_BYTES = 3_000_000
 
@@ -114,15 +117,6 @@ def test_no_script_writes_markup():
         )
 
 
-def test_scripts_and_styles_can_be_read():
-    assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
-    own = [*assets.glob("*.js"), *assets.glob("*.css")]
-    for path in own:
-        lines = path.read_text("utf-8").splitlines()
-        assert max(map(len, lines)) <= (100 if path.suffix == ".js" else 110), path.name
-        assert len(lines) <= (260 if path.suffix == ".js" else 600), path.name
-
-
 def test_every_script_and_style_is_in_the_page():
     assets = Path(sys.modules[render_page.__module__].__file__ or "").parent / "assets"
     page = render_page(Session())
@@ -156,13 +150,6 @@ def test_numbers_that_json_lacks_and_broken_text_do_not_stop_the_page():
     session.overhead["tap_ms"] = float("nan")
     session.functions[0].file = "/tmp/\udcff.py"
     assert _record(render_page(session))["record"]["overhead"]["tap_ms"] == "nan"
-
-
-def test_a_page_is_written_whole(tmp_path: Path):
-    path = write_page(small_session(), tmp_path / "new" / "page.html", title="A title")
-    assert path.read_text("utf-8").endswith("</html>\n")
-    assert "<title>A title</title>" in path.read_text("utf-8")
-    assert [each.name for each in path.parent.iterdir()] == ["page.html"]
 
 
 def test_licences_of_the_libraries_stand_in_the_page():
@@ -204,3 +191,32 @@ def test_collectives_that_overlap_lie_on_tracks_of_their_own():
 def test_an_empty_record_makes_a_page_and_a_trace():
     assert "nothing compiled" in render_page(Session())
     assert [row["ph"] for row in to_trace(Session())["traceEvents"]] == ["M"]
+
+
+KINDS = (
+    "PassRan", "BodyWoven", "ProgramReady", "PassesSkipped", "CompileStarted", "CompileFinished",
+    "LoweredCompiled", "PlanReviewed", "BackendChosen", "CollectiveRan", "PhaseRan", "StepSkipped",
+    "StepEnded", "PlanCompared", "FromLater",
+)  # fmt: skip
+FIELDS = (
+    "name", "graph", "num_edits", "duration_s", "layers", "seconds", "reason", "num_nodes", "backend",
+    "failed", "op", "params", "num_tensors", "num_bytes", "start_s", "wait_s", "end_s", "phase", "step",
+    "loss", "measured_peak_bytes", "predicted_peak_bytes", "measured_seconds", "boxes", "num_graphs",
+    "verdicts", "num_calls", "lowered", "stage", "recompiles", "predicted_seconds", "tokens_per_second",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [None, "<b>", 3, -1.5, [3, None], {"a": [1]}, True])
+def test_no_event_is_too_damaged_for_the_page(value: object):
+    session = small_session()
+    fields = [{}, *(dict.fromkeys(FIELDS[:n], value) for n in (4, 17, 19, len(FIELDS)))]
+    for kind, data in itertools.product(KINDS, fields):
+        session.events.append(EventRow(kind=kind, at_s=1e9, data=data))
+    shown = json.dumps(views(session, run_figures(session)))
+    assert "Traceback" not in shown
+
+
+def test_an_empty_record_has_views():
+    assert views(Session(), None)["timeline"] == {
+        "lanes": [], "bars": [], "steps": [], "steady": None,
+    }  # fmt: skip

@@ -11,11 +11,6 @@ from report.test_page_overview import planned_session
 from report.test_page_records import big_session, recompiled_session, small_session
 from torchloom.records import CacheUse, Session
 
-pytestmark = [
-    # selenium leaves its connection to the driver to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 MEASURE = Path(__file__).with_name("contrast.js").read_text("utf-8")
 MIN_TEXT, MIN_MARK = 4.5, 3.0
 PARTS = ("guards", "graphs", "passes", "kernels", "code", "bytecode", "recompile", "time")

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-
-import pytest
 
 from report.test_page_records import big_session, small_session
 from torchloom.records import Artifact, Entry, Function, Session
 
-pytestmark = [
-    # selenium leaves its connection to the driver to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 MAX_DRAW_S = 2.0
 ENTER = "\ue007"
 
@@ -111,23 +103,6 @@ def picture(show, num_layers: int):
     return page
 
 
-def press_on_picture(page, key: str) -> None:
-    page.browser.find_element("css selector", "svg.graph").send_keys(key)
-
-
-def test_what_is_hidden_is_counted(show):
-    page = picture(show, 30)
-    page.press("Collapse")
-    closed = page.js(
-        "return [...document.querySelectorAll('.box.k-group .what')]"
-        ".map((e) => Number(e.textContent.split(' ')[0]))"
-    )
-    nodes = sum(closed) + len(page.texts(".box:not(.k-group)"))
-    assert nodes == 30 * 130 + 2  # an input and the output
-    told = page.texts(".picture .told")[0]
-    assert f"{sum(closed)} inside {len(closed)} closed groups" in told
-
-
 def test_search_opens_the_groups_around_a_hidden_node(show):
     page = picture(show, 30)
     page.press("Collapse")
@@ -140,16 +115,6 @@ def test_search_opens_the_groups_around_a_hidden_node(show):
     assert 1 <= len(page.texts(".frame")) <= 4
     page.type(".picture input", "no such node")
     page.until(lambda: "No node found" in page.texts(".picture .told")[0])
-
-
-def test_search_makes_room_where_too_many_boxes_are_open(show):
-    page = picture(show, 30)
-    page.press("Expand")
-    last = "view1_29_127"
-    assert last not in page.texts(".box .name")
-    page.type(".picture input", "layers.29.attention.q127")
-    page.until(lambda: last in page.texts(".box.chosen .name"))
-    assert len(page.texts(".box")) <= 400
 
 
 def test_open_groups_are_frames_around_what_they_hold(show):
@@ -177,84 +142,3 @@ def test_open_groups_are_frames_around_what_they_hold(show):
     assert inside[1] == []
     titles = page.texts(".frame-title .name")
     assert any(title.startswith("layers.2  (") for title in titles)
-
-
-# Lines whose ends are not at their boxes, after the number of all lines.
-ASTRAY = """
-const at = (id) => {
-  const e = [...document.querySelectorAll(".box")].find((b) => b.dataset.id === id);
-  const [x, y] = /translate\\(([\\d.-]+)[ ,]+([\\d.-]+)/.exec(
-    e.getAttribute("transform")).slice(1).map(Number);
-  const r = e.querySelector("rect");
-  return { x, y, w: Number(r.getAttribute("width")), h: Number(r.getAttribute("height")) };
-};
-const off = (p, b) => Math.max(b.x - p[0], p[0] - b.x - b.w, b.y - p[1], p[1] - b.y - b.h);
-const lines = [...document.querySelectorAll(".edge")];
-const far = lines.filter((l) => {
-  const p = l.getAttribute("d").slice(1).split("L").map((t) => t.split(" ").map(Number));
-  return off(p[0], at(l.dataset.v)) > 2 || off(p.at(-1), at(l.dataset.w)) > 2;
-});
-return [lines.length, far.map((l) => l.dataset.v + " to " + l.dataset.w)];
-"""
-
-
-def test_lines_end_at_their_boxes(show):
-    page = picture(show, 2)
-    page.press("Expand")
-    number, astray = page.js(ASTRAY)
-    assert number > 100
-    assert astray == []
-
-
-def far_reaching_session(num_layers: int) -> Session:
-    """Return a record of a joint graph: each backward layer reads what its forward layer made."""
-    lines = ["%x : f32[8] = placeholder"]
-    for i in range(2 * num_layers):
-        of = i if i < num_layers else 2 * num_layers - 1 - i
-        weight = f"'{'layers' if i < num_layers else 'backward'}.{of}.w.weight'"
-        before = f"%y{i - 1}" if i else "%x"
-        lines.append(f"%g{i} : f32[8] = torchloom.gather({before}, {weight})")
-        saved = f", %y{of}" if i >= num_layers else ", %x"
-        lines.append(f"%y{i} : f32[8] = aten.mul(%g{i}{saved}, {weight})")
-    text = "\n".join([*lines, f"return (%y{2 * num_layers - 1},)", ""])
-    entry = Entry(compile_id="0/0", artifacts=[Artifact(kind="forward", title="joint", text=text)])
-    function = Function(name="f", file="/home/me/f.py", line=1, entries=[entry])
-    return Session(functions=[function])
-
-
-def test_lines_from_end_to_end_of_a_large_graph_do_not_slow_it(show):
-    page = show(far_reaching_session(60))
-    page.open("entry/0-0/graphs")
-    start = time.monotonic()
-    page.click("#way-picture")
-    assert time.monotonic() - start < MAX_DRAW_S
-    page.press("Collapse")
-    assert len(page.texts(".box")) == 121
-    number, astray = page.js(ASTRAY)
-    # Along the layers to the output; from the first, which holds the input, to all further layers
-    # but the next; from each layer but the last to its backward.
-    assert number == 120 + 58 + 59
-    assert astray == []
-
-
-def test_the_sign_of_a_group_opens_and_closes_it(show):
-    page = picture(show, 4)
-    page.press("Collapse")
-    closed = len(page.texts(".box"))
-    toggle = "arguments[0].dispatchEvent(new MouseEvent('click', { bubbles: true }))"
-    page.js(toggle, page.browser.find_element("css selector", ".box .toggle"))
-    assert len(page.texts(".frame")) == 1
-    assert len(page.texts(".box")) > closed
-    page.js(toggle, page.browser.find_element("css selector", ".frame-title .toggle"))
-    assert page.texts(".frame") == []
-    assert len(page.texts(".box")) == closed
-
-
-def test_keys_move_and_zoom(show):
-    page = picture(show, 2)
-    where = "return document.querySelector('svg.graph > g').getAttribute('transform')"
-    seen = [page.js(where)]
-    for key in ("+", "-", "\ue012", "0"):
-        press_on_picture(page, key)
-        seen.append(page.js(where))
-    assert all(one != other for one, other in itertools.pairwise(seen))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from report.conftest import Page
 from report.test_page_overview import planned_session, rows
 from report.test_page_records import small_session
@@ -14,11 +12,6 @@ from torchloom.records import EventRow, Session, save_record
 from torchloom.report.page import write_page
 from torchloom.report.page.figures import run_figures
 
-pytestmark = [
-    # selenium leaves its connection to the driver to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 MIB = 1 << 20
 
 
@@ -97,15 +90,6 @@ def test_files_of_a_run_give_numbers_or_nothing(tmp_path: Path):
     assert run.curves["loss"] == run.curves["seconds"] == [None, None]
     (rank,) = run.ranks
     assert rank.step_s.median == 1.0
-
-
-def test_long_runs_are_thinned_and_keep_their_end(tmp_path: Path):
-    lines = [json.dumps({"kind": "step", "step": n, "loss": 1.0}) for n in range(1, 10_001)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    run = run_figures(Session(), tmp_path)
-    assert run is not None
-    assert len(run.curves["step"]) <= 1500
-    assert run.curves["step"][-1] == 10_000
 
 
 def test_the_page_begins_with_the_figures_of_the_run(browser, tmp_path: Path):

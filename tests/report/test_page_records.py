@@ -24,9 +24,9 @@ from torchloom.records import (
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
-    "<!--<script>",
     "\"'><svg onload=document.title='owned'>",
     "{{ 7 * 7 }}{% raw %}",
+    "<!--<script>",  # last: as markup it would hide what follows
 )
 
 _GRAPH = """class GraphModule(torch.nn.Module):
@@ -62,7 +62,7 @@ def small_session() -> Session:
             ),
         ],
         artifacts=[
-            Artifact(kind="dynamo", title="captured by Dynamo", text=_GRAPH, num_bytes=300),
+            Artifact(kind="dynamo", title="captured by Dynamo", text=_GRAPH),
             Artifact(kind="output_code", title="generated code", text="def call(args):\n    pass\n"),
         ],
         kernels=[Kernel(name="k0", language="C++", source="void k() { return; }\n", nodes=["y"])],

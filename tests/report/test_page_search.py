@@ -12,16 +12,9 @@ from typer.testing import CliRunner
 from report.conftest import Page
 from report.test_page_headline import run_folder, steps_session
 from report.test_page_overview import rows
-from report.test_page_records import HOSTILE, hostile_session, run_session, small_session
+from report.test_page_records import HOSTILE, run_session
 from torchloom.cli.records import diff
 from torchloom.records import Break, Entry, EventRow, Function, Recompile, Session, save_record
-from torchloom.report.page import ComparedRun, render_comparison, write_page
-
-pytestmark = [
-    # selenium leaves its connection to the driver to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 def causes_session() -> Session:
@@ -79,15 +72,6 @@ def test_search_finds_entries_graphs_and_events(show):
     assert "recompile: size mismatch" in page.texts("main tbody tr")[0]
 
 
-@pytest.mark.parametrize("text", HOSTILE[:2])
-def test_search_shows_hostile_text_as_text(show, text: str):
-    page = show(hostile_session(text))
-    page.type("#search", text[:8])
-    page.until(lambda: page.texts("main tbody tr"))
-    assert page.js("return document.title") != "owned"
-    assert page.js("return document.querySelectorAll('main img, main script').length") == 0
-
-
 def test_events_are_words_with_times_from_the_start_of_their_step(show):
     session = run_session()
     odd = EventRow(kind="CollectiveRan", at_s=1e9 + 1.7, data={"params": 3, "note": "<b>"})
@@ -101,15 +85,6 @@ def test_events_are_words_with_times_from_the_start_of_their_step(show):
     assert any('collectiveparams 3, note "<b>"' in row for row in found)
     assert any("FromLaterof [1]" in row for row in found)
     assert not any("CollectiveRan" in text for text in page.texts("select option"))
-
-
-def test_times_of_a_timeline_begin_with_its_step(show):
-    page = show(run_session())
-    page.open("timeline")
-    page.until(lambda: "0" in page.texts(".lanes .axis"))
-    labels = [text for text in page.texts(".lanes .axis") if text != "0"]
-    assert labels
-    assert all(0 < float(text.split()[0]) < 1000 and text.endswith(" ms") for text in labels)
 
 
 @pytest.fixture
@@ -147,43 +122,3 @@ def test_two_runs_are_compared_on_one_page(browser, sides, tmp_path: Path):
     assert "two" in page.texts(".u-legend th")
     assert page.js("return document.querySelectorAll('main img').length") == 0
     assert page.errors() == []
-
-
-def test_records_without_runs_are_compared_too(browser, tmp_path: Path):
-    sides = [ComparedRun(name=text, session=hostile_session(text)) for text in HOSTILE[:2]]
-    path = tmp_path / "a.html"
-    path.write_text(render_comparison(*sides), "utf-8")
-    page = Page(browser, path)
-    page.open()
-    assert rows(page, "Figures")["graph breaks"][:2] == ["1", "1"]
-    assert page.js("return document.title") != "owned"
-    assert page.js("return document.querySelectorAll('main img, main script').length") == 0
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_width_is_used_and_nothing_scrolls_sideways(browser, sides, tmp_path: Path, width: int):
-    session = steps_session()
-    session.functions = small_session().functions + causes_session().functions
-    page = Page(browser, write_page(session, tmp_path / "wide.html", run=sides[0]))
-    both = [ComparedRun(name=each.name, session=session, folder=each) for each in sides]
-    (tmp_path / "both.html").write_text(render_comparison(*both), "utf-8")
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        for where in ("overview", "search/f", "events", "timeline"):
-            page.open(where)
-            assert page.js("return document.documentElement.scrollWidth") <= width, where
-        page.open()
-        page.until(lambda: page.texts(".curves canvas"))
-        assert page.js("return document.documentElement.scrollWidth") <= width
-        right = page.js(
-            "return Math.max(...[...document.querySelectorAll('.headline, .curves')]"
-            ".map((e) => e.getBoundingClientRect().right))"
-        )
-        assert right > 0.95 * width
-        page = Page(browser, tmp_path / "both.html")
-        page.open()
-        page.until(lambda: page.texts(".curves canvas"))
-        assert page.js("return document.documentElement.scrollWidth") <= width
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

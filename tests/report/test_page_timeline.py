@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from report.test_page_records import run_session, small_session
-from torchloom.records import EventRow, Session, Span
+from torchloom.records import EventRow, Session
 
-pytestmark = [
-    # selenium leaves its connection to the driver to the garbage collector
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 LEFT, RIGHT = "\ue012", "\ue014"
 
 
@@ -63,15 +56,6 @@ def test_it_opens_on_the_first_step_after_the_last_compile(show):
     page.until(lambda: not any("step 2" in name for name in names(page)))
 
 
-def test_a_run_that_compiles_in_every_step_opens_on_its_last(show):
-    session = run_session()
-    late = Span(name="late", start_us=(1e9 + 1.5) * 1e6, duration_us=9e5)
-    session.functions[0].entries[0].spans.append(late)
-    page = timeline(show, session)
-    page.until(lambda: "something was compiled in each step" in page.texts(".told")[0])
-    assert "step 2" in page.texts(".told")[0]
-
-
 def test_evaluations_belong_to_no_step(show):
     session = small_session()
     rows = [("forward", 4, i) for i in range(3)]  # held-out batches
@@ -87,26 +71,6 @@ def test_evaluations_belong_to_no_step(show):
     page.press("Whole run")
     page.until(lambda: len(names(page)) > 5)
     assert " ".join(names(page)).count("evaluation") == 5
-
-
-def test_a_run_without_full_steps_shows_all_of_it(show):
-    session = small_session()
-    session.events += [phase("forward", 0, 1e9 + i) for i in range(4)]
-    page = timeline(show, session)
-    page.until(lambda: pressed(page) == ["Whole run"])
-    assert "no full step was recorded" in page.texts(".told")[0]
-    assert page.js("return document.querySelector('.pick button').disabled")
-
-
-def test_tables_count_what_is_in_sight(show):
-    page = timeline(show, run_session())
-
-    def number(row: int) -> int:
-        return int(page.texts("table tbody tr")[row].replace("gather", "").replace("reduce", "")[0])
-
-    page.until(lambda: number(0) == 3)  # gathers of one step
-    page.press("Whole run")
-    page.until(lambda: number(0) == 6)
 
 
 def test_it_is_moved_by_keys(show):
@@ -127,16 +91,6 @@ def test_it_is_moved_by_keys(show):
     chart.send_keys("p")
     assert page.texts(".chart .detail")[0] == first
     assert len(page.texts(".lanes .chosen")) == 1
-
-
-def test_waiting_is_drawn_higher_than_flight(show):
-    page = timeline(show, run_session())
-    heights = page.js(
-        "return [...document.querySelectorAll('.lanes .b')].map((e) => "
-        "[e.querySelector('title').textContent.split(' ')[0], Number(e.getAttribute('height'))])"
-    )
-    assert {height for name, height in heights if name == "step"} == {20}
-    assert {height for name, height in heights if name in {"gather", "reduce"}} == {7, 20}
 
 
 def test_what_torchloom_does_between_steps_has_a_lane(show):

@@ -16,7 +16,7 @@ from torchloom.errors import RecordError
 from torchloom.files import write_whole
 from torchloom.records import Session, load_record
 from torchloom.records.diff import diff as diff_records
-from torchloom.records.eager import eager_calls, given_up
+from torchloom.records.model import eager_calls, given_up
 from torchloom.report.page import ComparedRun, render_comparison, write_page, write_trace
 
 RecordArgument = Annotated[Path, typer.Argument(help="A record.json, or a folder that holds one.")]
@@ -149,7 +149,7 @@ def check_record(
 def _recompiles(session: Session) -> list[str]:
     return [
         f"{function.name} {entry.compile_id}: "
-        + "; ".join(f"{r.source}: expected {r.expected}, got {r.actual}" for r in entry.recompiles)
+        + "; ".join(each.sentence for each in entry.recompiles)
         for function in session.all_functions()
         for entry in function.entries
         if entry.recompiles

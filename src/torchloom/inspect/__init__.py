@@ -13,13 +13,16 @@ The parts, from the top down; `listen` and `record` do not know each other:
 
 from __future__ import annotations
 
-from torchloom.inspect.api.entries import LiveEntry, entries
-from torchloom.inspect.api.expect import expect
-from torchloom.inspect.api.explain import Explanation, explain
-from torchloom.inspect.api.explain_call import CallReport, explain_call
+from torchloom.inspect.api.entries import (
+    CallReport,
+    LiveEntry,
+    Overhead,
+    entries,
+    explain_call,
+    overhead,
+)
 from torchloom.inspect.api.jit import CompiledEntry, JitFunction, jit
-from torchloom.inspect.api.overhead import Overhead, overhead
-from torchloom.inspect.api.watch import Watch, watch
+from torchloom.inspect.api.watch import Explanation, Watch, expect, explain, watch
 
 __all__ = [
     "CallReport",

@@ -23,8 +23,6 @@ class Row(NamedTuple):
     frame_id: int | None
     frame_compile_id: int | None
     attempt: int
-    stack: Any
-    at_s: float
     epoch: int = 0
     """How often `torch._dynamo.reset()` was called before, where that is known."""
     code: CodeType | None = None

@@ -18,8 +18,16 @@ from torchloom.records.entry import (
     Span,
 )
 from torchloom.records.io import SCHEMA_VERSION, from_json, load_record, save_record, to_json
-from torchloom.records.memory import Alive, Decision, GraphPlan, Peak, Standing
-from torchloom.records.model import EventRow, Function, Session
+from torchloom.records.model import (
+    Alive,
+    Decision,
+    EventRow,
+    Function,
+    GraphPlan,
+    Peak,
+    Session,
+    Standing,
+)
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchloom.records.eager import eager_reason
 from torchloom.records.entry import Entry
-from torchloom.records.model import Function, Session
-from torchloom.records.same import same_check, same_graph, same_kernel, same_names
+from torchloom.records.model import Function, Session, eager_reason
 
 _MIN_SECONDS = 0.5
 _FACTOR = 1.5
@@ -197,10 +195,7 @@ def _code(entry: Entry) -> str:
 
 
 def _reasons(entry: Entry) -> str:
-    return "; ".join(
-        f"{each.source or 'the call'}: expected {each.expected}, got {each.actual or 'another'}"
-        for each in entry.recompiles
-    )
+    return "; ".join(each.sentence for each in entry.recompiles)
 
 
 def _passes(entry: Entry) -> Counter[str]:
@@ -274,3 +269,58 @@ def _named(functions: Sequence[Function], whole: str = "") -> Iterator[tuple[str
             name = f"{whole or f'{function.file}:{match.group(1)}'}, behind a break"
         yield name, function
         yield from _named(function.children, name if not match else whole)
+
+
+_COUNTED = re.compile(
+    # `__builtins_dict___3`, `__compiled_fn_4`: a counter of the process stands behind.
+    r"(_{2,3}(?:builtins_dict__|compiled_fn|resume_at_\d+|context_manager_\d+|gen_rand_values"
+    r"|warnings_warn_wrapper|comprehension_\w+_at_\d+))_\d+"
+    # An object's number and the compile's behind it.
+    r"|(__\w+?)_(?:\d{5,}|<id>)_c\d+[/_]\d+"
+)
+_ADDRESS = re.compile(r"(___check_(?:obj|type)_id\(.*?), \d+\)")
+_MACHINE = re.compile(r"('backend_hash': )'\w+'")
+_SET = re.compile(r"""b?(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?P=quote)|\{(?P<inner>[^{}]*)\}""")
+
+
+def same_names(text: str) -> str:
+    """Return a text without the numbers that Dynamo and the process count up.
+
+    Example:
+        >>> same_names("G['__builtins_dict___7']['len']")
+        "G['__builtins_dict__']['len']"
+    """
+    return _ADDRESS.sub(r"\1)", _COUNTED.sub(lambda m: m.group(1) or m.group(2), text))
+
+
+def same_check(text: str) -> str:
+    """Return a guard, in code or in words, with the elements of sets in one order.
+
+    Example:
+        >>> same_check("L['s'] == {'b', 'a'}")
+        "L['s'] == {'a', 'b'}"
+    """
+    return _SET.sub(_in_order, same_names(text))
+
+
+def same_graph(text: str) -> str:
+    """Return a graph, or generated code, without comments, which name lines and paths."""
+    lines = (line.rstrip() for line in same_names(text).splitlines())
+    kept = (line for line in lines if line and not line.lstrip().startswith("#"))
+    return _MACHINE.sub(r"\1''", "\n".join(kept))
+
+
+def same_kernel(text: str) -> str:
+    """Return a kernel's source without what belongs to the machine that it was written on."""
+    lines = (line for line in text.splitlines() if not line.startswith(("#include", "# ")))
+    return _MACHINE.sub(r"\1''", "\n".join(lines))
+
+
+def _in_order(braces: re.Match[str]) -> str:
+    """Return a set with its parts sorted, also those of texts with commas; dicts keep their order, which counts."""
+    inner = braces["inner"]
+    return (
+        braces[0]
+        if inner is None or ": " in inner
+        else f"{{{', '.join(sorted(inner.split(', ')))}}}"
+    )

@@ -32,10 +32,6 @@ class Artifact:
     stand for, titled "NAME HALF: layer x CALLS"."""
     title: str
     text: str
-    is_cut: bool = False
-    """Whether the text was shortened to its cap."""
-    num_bytes: int = 0
-    """Size of the whole text."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -81,6 +77,12 @@ class Recompile:
     actual: str
     text: str
     fix: str
+
+    @property
+    def sentence(self) -> str:
+        """What the older entry expected, and what it got."""
+        got = self.actual or "another value"
+        return f"{self.source or 'the call'}: expected {self.expected}, got {got}"
 
 
 @dataclass(kw_only=True, slots=True)

@@ -83,35 +83,22 @@ def from_plain(of: type[Any], data: Any) -> Any:
     if not isinstance(data, Mapping):
         raise TypeError(f"a {of.__name__} is written as {type(data).__name__}")
     hints = typing.get_type_hints(of)
-    known = {each.name for each in dataclasses.fields(of)}
-    values = {}
-    for key in known & data.keys():
-        values[key] = _value(f"{of.__name__}.{key}", hints[key], data[key])
-    return of(**values)
+    known = hints.keys() & data.keys()
+    return of(**{key: _value(f"{of.__name__}.{key}", hints[key], data[key]) for key in known})
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) is list and args and dataclasses.is_dataclass(args[0]):
-        if not isinstance(value, list):
-            raise TypeError(f"{name}, a list, is written as {type(value).__name__}")
-        return [from_plain(args[0], each) for each in value]
-    if not _fits(hint, value):
+    """Return plain data as a value of a field's type."""
+    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_plain(hint, value)
+    if origin in (typing.Union, types.UnionType):  # a type, or None
+        return None if value is None else _value(name, args[0], value)
+    if origin is list and isinstance(value, list):
+        return [_value(name, args[0], each) for each in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(name, args[1], each) for key, each in value.items()}
+    fits = {float: (int, float), Any: object}.get(origin, origin)
+    if not isinstance(value, fits) or (isinstance(value, bool) and hint in (int, float)):
         raise TypeError(f"{name} cannot be {type(value).__name__}")
     return value
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    """Return whether plain data is of a field's type, which has no dataclass in it."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(each, value) for each in args)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(args[0], each) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(args[1], each) for each in value.values())
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))

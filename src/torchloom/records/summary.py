@@ -23,15 +23,15 @@ def summary(session: Session) -> str:
     caches = [use for entry in entries for use in entry.caches]
     hits = sum(use.outcome == "hit" for use in caches)
     lines = [
-        f"{_count(len(functions), 'function')}, {_count(len(entries), 'entry', 'entries')}, "
-        f"{_count(len(breaks), 'graph break')}, {_count(session.num_recompiles, 'recompile')}; "
+        f"{count(len(functions), 'function')}, {count(len(entries), 'entry', 'entries')}, "
+        f"{count(len(breaks), 'graph break')}, {count(session.num_recompiles, 'recompile')}; "
         f"compiling took {sum(entry.compile_s for entry in entries):.1f} s, "
         f"{hits} of {len(caches)} cache lookups hit"
     ]
     lines += [_over_limit(each) for each in functions if each.num_eager_calls]
     if session.num_unknown_eager_calls:
         lines.append(
-            f"  {_count(session.num_unknown_eager_calls, 'call')} of functions that could not be told "
+            f"  {count(session.num_unknown_eager_calls, 'call')} of functions that could not be told "
             "ran eagerly: no entry fitted, and nothing is compiled any more"
         )
     lines += [_program(row.data) for row in session.events if row.kind == "ProgramReady"]
@@ -64,9 +64,9 @@ def _program(data: Mapping[str, Any]) -> str:
     boxes = data["boxes"]
     shown = "; ".join(boxes[:3]) + (f"; and {len(boxes) - 3} more" if len(boxes) > 3 else "")
     return (
-        f"  {data['model']}: {_count(len(boxes), 'program')} {data['origin']} in {data['seconds']:.1f} s "
-        f"({shown}), {_count(data['num_graphs'], 'graph')}, "
-        f"{_count(len(data['verdicts']), 'assumption')} about sizes that hold"
+        f"  {data['model']}: {count(len(boxes), 'program')} {data['origin']} in {data['seconds']:.1f} s "
+        f"({shown}), {count(data['num_graphs'], 'graph')}, "
+        f"{count(len(data['verdicts']), 'assumption')} about sizes that hold"
     )
 
 
@@ -87,19 +87,16 @@ def _function(function: Function, depth: int) -> list[str]:
     if function.skipped:
         lines.append(f"{indent}  runs eagerly: {function.skipped}")
     for entry in function.entries:
+        calls = count(entry.num_hits, "call") if entry.is_counted else "calls not counted"
         state = "" if entry.status == "live" else f", {entry.status}"
         lines.append(
             f"{indent}  entry {entry.compile_id}: {len(entry.guards)} guards, "
-            f"{_count(len(entry.kernels), 'kernel')}, {_calls(entry)}, "
+            f"{count(len(entry.kernels), 'kernel')}, {calls}, "
             f"{entry.compile_s:.1f} s{state}"
         )
     for child in function.children:
         lines += _function(child, depth + 1)
     return lines
-
-
-def _calls(entry: Entry) -> str:
-    return _count(entry.num_hits, "call") if entry.is_counted else "calls not counted"
 
 
 def _break(each: Break) -> list[str]:
@@ -126,7 +123,8 @@ def _recompile(function: Function, entry: Entry) -> list[str]:
     return lines
 
 
-def _count(number: int, word: str, many: str | None = None) -> str:
+def count(number: int, word: str, many: str | None = None) -> str:
+    """Return a number with its word."""
     return f"{number} {word if number == 1 else many or word + 's'}"
 
 

@@ -1,7 +1,7 @@
-"""The public functions of this room, one module each.
+"""The public functions of this room.
 
 `watch` opens the hooks of `listen` and has `record` make the record; `explain` and `expect` are watches.
-`entries`, `explain_call`, `overhead` and `jit` read what torch holds now, and compile nothing by themselves.
+`entries` (with `explain_call` and `overhead`) reads what torch holds now, as `jit` does of its functions.
 """
 
 from __future__ import annotations

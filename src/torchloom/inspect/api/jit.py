@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -18,7 +20,6 @@ from torchloom.inspect.live.rewritten import continuations_of, graph_name
 from torchloom.inspect.live.target import TargetFunction, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
 from torchloom.inspect.wording.breaks import first_reason
-from torchloom.inspect.wording.expression import expression
 from torchloom.inspect.wording.reasons import miss_of
 from torchloom.log import get_logger
 from torchloom.records import Continuation
@@ -198,21 +199,24 @@ class JitFunction:
         return [
             CompiledEntry(
                 EntryGuard(raw, self._target),
-                CompiledCode(raw, self._graphs_of(raw), self._target.fn),
+                # Where a function breaks at once its code calls none; an older entry may have had the id.
+                CompiledCode(
+                    raw,
+                    self._graphs.get(str(raw.compile_id), []) if graph_name(raw.code) else [],
+                    self._target.fn,
+                ),
             )
             for raw in raws
         ]
-
-    def _graphs_of(self, raw: introspect.CacheEntry) -> list[fx.GraphModule]:
-        # Where a function breaks at once its code calls none; an older entry may have had the id.
-        return [] if graph_name(raw.code) is None else self._graphs.get(str(raw.compile_id), [])
 
     def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         for each in self._passes:
             each(gm)
             gm.graph.lint()
         gm.recompile()
-        shown = fx.GraphModule(gm, _copied(gm.graph))
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(gm.graph, {}))
+        shown = fx.GraphModule(gm, graph)
         compiled = lookup_backend(self._lower)(gm, example_inputs, **options)
         compile_id = (introspect.current_compile_id() or "").strip("[]")
         self._graphs[compile_id] = [shown]  # ids begin anew at torch._dynamo.reset()
@@ -262,7 +266,59 @@ def jit(
     return decorate if fn is None else decorate(fn)
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    return copy
+_INFIX: dict[str, ast.operator] = {
+    "add": ast.Add(),
+    "sub": ast.Sub(),
+    "mul": ast.Mult(),
+    "truediv": ast.Div(),
+    "div": ast.Div(),
+    "matmul": ast.MatMult(),
+    "pow": ast.Pow(),
+}
+_MAX_CHARS = 500
+
+
+def expression(graph: fx.Graph) -> str:
+    """Return the outputs of a graph as an expression of its inputs.
+
+    Inputs have the name that the user gave them. Long expressions end in "...".
+    """
+    *_, output = graph.nodes
+    result = output.args[0]
+    if isinstance(result, (tuple, list)):
+        tree = ast.Tuple([_tree(each) for each in result], ast.Load())
+        text = ast.unparse(tree.elts[0] if len(result) == 1 else tree)
+    else:
+        text = ast.unparse(_tree(result))
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+
+
+def _tree(value: Any) -> ast.expr:
+    """Return a value as a tree of Python, whose text has the parentheses that it needs."""
+    if not isinstance(value, fx.Node):
+        return ast.Name(repr(value))
+    if value.op in ("placeholder", "get_attr"):
+        is_input = value.op == "placeholder"
+        return ast.Name(_input_name(value) if is_input else str(value.target))
+    name = value.target if isinstance(value.target, str) else value.target.__name__
+    name = name.removesuffix(".default").removesuffix(".Tensor")
+    args = [_tree(each) for each in value.args]
+    if value.target is operator.getitem:
+        return ast.Subscript(args[0], args[1], ast.Load())
+    if name == "neg":
+        return ast.UnaryOp(ast.USub(), args[0])
+    if name in _INFIX and len(args) == 2:
+        return ast.BinOp(args[0], _INFIX[name], args[1])
+    called: ast.expr = ast.Name(name)
+    if value.op == "call_method" and args:
+        called, *args = ast.Attribute(args[0], name, ast.Load()), *args[1:]
+    keywords = [ast.keyword(key, _tree(each)) for key, each in value.kwargs.items()]
+    return ast.Call(called, args, keywords)
+
+
+def _input_name(node: fx.Node) -> str:
+    """Return the user's name of an input: Dynamo writes `l_x_` for the argument x."""
+    name = str(node.target).lower() if isinstance(node.target, str) else node.name
+    if name.startswith("l_") and name.endswith("_"):
+        return name[2:-1].strip("_") or node.name
+    return node.name

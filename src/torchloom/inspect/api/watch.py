@@ -1,4 +1,4 @@
-"""`torchloom.watch()`: collect everything that torch.compile does in a block.
+"""Watches: `torchloom.watch()` collects what torch.compile does in a block; `explain` and `expect` judge one.
 
 A watch resets, recompiles and replaces nothing. When the block ends, also by an exception, all handlers and
 hooks are removed. The record keeps text and numbers, no tensor and no module.
@@ -7,14 +7,21 @@ hooks are removed. The record keeps text and numbers, no tensor and no module.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from torchloom.errors import InspectError
+import torch
+
+from torchloom.errors import ExpectationError, InspectError
 from torchloom.inspect.collected import Collected
 from torchloom.inspect.listen.collector import Collector, quietly
+from torchloom.inspect.live.target import target_of, twin_of
 from torchloom.inspect.record.session import build_session, describe_process
 from torchloom.log import get_logger
-from torchloom.records import Function, Session, save_record
+from torchloom.records import Break, Entry, Function, Session, save_record
+from torchloom.records.model import eager_calls, given_up
 
 logger = get_logger(__name__)
 
@@ -140,3 +147,136 @@ def _save(session: Session, path: Path) -> None:
         save_record(session, path)
     except Exception as error:  # noqa: BLE001  the block's work is done and must not be lost for a record
         logger.warning("the record could not be written to %s: %s", path, error)
+
+
+class Explanation(NamedTuple):
+    """Counts and reasons for one call."""
+
+    num_graphs: int
+    num_breaks: int
+    num_guards: int
+    breaks: tuple[Break, ...]
+    record: Session
+
+    def __str__(self) -> str:
+        from torchloom.records.summary import summary
+
+        return summary(self.record)
+
+
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """Compile and run a function once, and report what was captured.
+
+    Compiles a copy of the function with a backend that keeps the graphs: the entries that torch.compile
+    holds for `fn` stay, and nothing is reset. Counts the graphs that the backend received, and the
+    distinct places where a graph ended.
+
+    Args:
+        fn: a function, a module, or what torch.compile returned.
+        args: as for a call of `fn`. The function runs, effects included.
+        kwargs: as for a call of `fn`.
+
+    Raises:
+        InspectError: there is no Python function behind `fn`.
+
+    Example:
+        >>> explain(lambda x: x + 1, torch.ones(2)).num_breaks
+        0
+    """
+    target = target_of(fn)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    # Dynamo keeps entries by code object: one of its own keeps the function's entries out of this.
+    twin = twin_of(target.fn)
+    with Watch() as watch:
+        torch.compile(twin, backend=keep)(*target.leading, *args, **{**target.keywords, **kwargs})
+    record = watch.record
+    breaks = tuple(record.breaks())
+    return Explanation(
+        num_graphs=len(graphs),
+        num_breaks=len(breaks),
+        num_guards=sum(len(entry.guards) for entry in record.entries()),
+        breaks=breaks,
+        record=record,
+    )
+
+
+@contextmanager
+def expect(
+    *,
+    recompiles: int | None = None,
+    graph_breaks: int | None = None,
+    entries: int | None = None,
+    compiles: int | None = None,
+) -> Iterator[Watch]:
+    """Raise when a block compiles more than it should.
+
+    Args:
+        recompiles: most entries, beyond the first of each function, that the block may compile. A
+            compile because an older entry's guards failed counts even if the older one was
+            compiled before the block. Calls that run eagerly over the recompile limit, and
+            functions that torch gives up, are not allowed either.
+        graph_breaks: most distinct places where graphs may end. Functions that torch gives up
+            are not allowed either.
+        entries: most entries of any one function that the block may compile.
+        compiles: most compiles of any kind; 0 after a warm-up.
+
+    Raises:
+        ExpectationError: more was seen; the message says what, where and why.
+
+    Example:
+        >>> with expect(recompiles=0, graph_breaks=0):  # doctest: +SKIP
+        ...     step(batch)
+    """
+    with Watch() as watch:
+        yield watch
+    record = watch.record
+    functions = list(record.all_functions())
+    problems: list[str] = []
+    if recompiles is not None:
+        again = [
+            _why(function, entry)
+            for function in functions
+            for index, entry in enumerate(function.entries)
+            if index or entry.recompiles
+        ]
+        title = "calls that no entry fits, and that nothing is compiled for any more:"
+        problems += _over(again, recompiles, "recompiles")
+        problems += _listed(title, eager_calls(record))
+    if recompiles is not None or graph_breaks is not None:
+        title = "functions that run eagerly, as torch gave them up:"
+        problems += _listed(title, given_up(record))
+    if graph_breaks is not None:
+        breaks = [f"{each.place}: {each.reason}" for each in record.breaks()]
+        problems += _over(breaks, graph_breaks, "graph breaks")
+    if entries is not None:
+        problems += [
+            f"{function.name} has {len(function.entries)} entries, expected at most {entries}"
+            for function in functions
+            if len(function.entries) > entries
+        ]
+    if compiles is not None:
+        compiled = [f"{f.name}, entry {e.compile_id}" for f in functions for e in f.entries]
+        problems += _over(compiled, compiles, "compiles")
+    if problems:
+        raise ExpectationError("\n".join(problems))
+
+
+def _why(function: Function, entry: Entry) -> str:
+    reasons = "; ".join(each.sentence for each in entry.recompiles)
+    where = f"{function.name} ({function.file}:{function.line}), entry {entry.compile_id}"
+    return f"{where}: {reasons or 'another call was compiled'}"
+
+
+def _over(found: list[str], limit: int, what: str) -> list[str]:
+    title = f"{len(found)} {what}, expected at most {limit}:"
+    return _listed(title, found) if len(found) > limit else []
+
+
+def _listed(title: str, lines: list[str]) -> list[str]:
+    """Return a title and its indented lines; an empty list if there are no lines."""
+    return [title, *(f"  {line}" for line in lines)] if lines else []

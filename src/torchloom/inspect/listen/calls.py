@@ -106,7 +106,7 @@ class EagerCounter:
         epoch: returns how often Dynamo has been reset.
     """
 
-    def __init__(self, epoch: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, epoch: Callable[[], int]) -> None:
         self._epoch = epoch
         self.num_lookups = 0
         """How often Dynamo looked for an entry; for some functions it never looks."""

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from torchloom._torch import introspect
-from torchloom.inspect.wording.english import guard_in_words
+from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
 from torchloom.inspect.wording.hider import Hider
-from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Guard
 
 _RELATIONAL = frozenset(

@@ -62,7 +62,8 @@ def _named(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, 
     for each in dis.get_instructions(without_constants(code)):
         if each.opname == "LOAD_CONST" and each.arg in held:
             resume = held[each.arg]
-            yield _name_in(namespace, resume), resume
+            names = (name for name, value in list(namespace.items()) if value is resume)
+            yield next(names, resume.co_name), resume
         elif isinstance(each.argval, str) and each.argval.startswith(_RESUME):
             yield each.argval, namespace.get(each.argval)
 
@@ -73,11 +74,6 @@ def _held(code: CodeType) -> dict[int, CodeType]:
     return {
         i: each for i, each in consts if type(each) is CodeType and RESUME.fullmatch(each.co_name)
     }
-
-
-def _name_in(namespace: Mapping[str, Any], code: CodeType) -> str:
-    found = (name for name, value in list(namespace.items()) if value is code)
-    return next(found, code.co_name)
 
 
 def graph_name(code: CodeType) -> str | None:

@@ -1,8 +1,7 @@
 """Bytecode as text to read, for CPython 3.10 to 3.14; pure Python, without torch, and it never fails.
 
-source      pseudo_source: what Dynamo wrote, or the user's own lines; bytecode_listing
+source      pseudo_source: what Dynamo wrote, or the user's own lines; bytecode_listing; hides the program's values
 rewritten   code that Dynamo wrote: calls of graphs and of continuations, branches
-constants   removes values of the program from a code object
 """
 
 from __future__ import annotations

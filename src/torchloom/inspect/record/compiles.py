@@ -11,9 +11,8 @@ from torchloom._torch import compiling, introspect
 from torchloom.inspect.collected import Rewriting
 from torchloom.inspect.live.guards import is_library, resolve_lines
 from torchloom.inspect.live.target import Named
-from torchloom.inspect.wording.english import guard_in_words
+from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
 from torchloom.inspect.wording.hider import Hider
-from torchloom.inspect.wording.scrub import without_addresses, without_values
 from torchloom.records import Entry, Guard
 
 CompileKey = tuple[int, int, int]

@@ -1,4 +1,8 @@
-"""Groups compiles by function: names, why calls run eagerly, continuations below their function."""
+"""Groups compiles by function: names, why calls run eagerly, and continuations behind graph breaks.
+
+Hits are counted at graphs. Each call of an entry without a graph calls its one continuation, so it has as many calls
+as the continuation.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ import linecache
 import tokenize
 from collections.abc import Mapping, Sequence
 from types import CodeType
+from typing import TypeVar
 
 from torchloom._torch import introspect
 from torchloom.inspect.collected import EagerCalls
-from torchloom.inspect.live.rewritten import RESUME
-from torchloom.inspect.live.target import Named, short_name
-from torchloom.inspect.record.advice import advise
+from torchloom.inspect.live.rewritten import RESUME, graph_name
+from torchloom.inspect.live.target import short_name
 from torchloom.inspect.record.compiles import Compile, CompileKey, Places
-from torchloom.inspect.record.continuations import count_through_continuations, parents_of
+from torchloom.inspect.record.recompiles import advise
 from torchloom.records import Function
 
 _Group = tuple[int, int, str]
@@ -38,7 +42,7 @@ def functions_of(
     groups: dict[_Group, list[Compile]] = {}
     for key in sorted(compiles):
         # All partials, and all modules of torch.nn, are compiled as one function of torch's own.
-        wrapped = _wrapped(compiles[key])
+        wrapped = compiles[key].wrapped
         group = (*key[:2], "" if wrapped is None else wrapped.name)
         groups.setdefault(group, []).append(compiles[key])
     functions = {key: _function(group, places) for key, group in groups.items()}
@@ -53,7 +57,7 @@ def functions_of(
 def _function(group: Sequence[Compile], places: Places) -> Function:
     first = group[0]
     epoch, frame_id = first.key[:2]
-    wrapped = _wrapped(first)
+    wrapped = first.wrapped
     if wrapped is not None:
         name, file, line = wrapped
         return Function(
@@ -93,7 +97,7 @@ def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Functi
         qualname=qualname,
         file=file,
         line=int(match.group(2)) if match and file == code.co_filename else line,
-        source=_source_of(code),
+        source="" if match else _source_at(file, line),  # the report shows what it continues
         frame_id=frame_id,
         epoch=epoch,
     )
@@ -108,8 +112,9 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
         if each.is_entry:
             function.entries.append(entry)
         elif each.has_failed and not each.hit_limit:
-            status = entry.status
-            function.skipped = status if status != "live" else f"failed: {_why_failed(each)}"
+            metrics = entry.metrics.get("forward", {})
+            why = metrics.get("fail_reason") or metrics.get("fail_type") or "unknown"
+            function.skipped = entry.status if entry.status != "live" else f"failed: {why}"
             function.breaks += entry.breaks
         elif not each.hit_limit and function.entries:
             function.skipped = NOTHING_LATER
@@ -118,7 +123,7 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
     if not function.entries and function.skipped is None:
         function.skipped = NOTHING_TO_COMPILE
     codes = {each.code: None for each in group if each.code is not None}
-    if _wrapped(group[0]) is not None and not any(each.hit_limit for each in group):
+    if group[0].wrapped is not None and not any(each.hit_limit for each in group):
         codes = {}  # all such share a code: those calls were of another one
     for code in codes:
         function.num_eager_calls += eager.counts.get((function.epoch, code), 0)
@@ -127,11 +132,6 @@ def _fill(function: Function, group: Sequence[Compile], eager: EagerCalls) -> No
             function.recompile_limit = limit
     if function.num_eager_calls:
         function.skipped = _over(function.recompile_limit, function.num_eager_calls)
-
-
-def _why_failed(compile_: Compile) -> str:
-    metrics = compile_.entry.metrics.get("forward", {})
-    return str(metrics.get("fail_reason") or metrics.get("fail_type") or "unknown")
 
 
 def _over(limit: int | None, num_calls: int) -> str:
@@ -181,12 +181,6 @@ def _hung(
     return roots
 
 
-def _source_of(code: CodeType) -> str:
-    if RESUME.fullmatch(code.co_name):  # the report shows that of the function it continues
-        return ""
-    return _source_at(*introspect.place_of(code))
-
-
 def _source_at(file: str, line: int) -> str:
     try:
         return "".join(inspect.getblock(linecache.getlines(file)[line - 1 :]))
@@ -194,5 +188,73 @@ def _source_at(file: str, line: int) -> str:
         return ""
 
 
-def _wrapped(compile_: Compile) -> Named | None:
-    return compile_.wrapped
+Group = TypeVar("Group", bound=tuple[int, int, str])
+
+
+def parents_of(groups: Mapping[Group, Sequence[Compile]]) -> dict[Group, Group]:
+    """Return the group of the function that each continuation continues.
+
+    Args:
+        groups: compiles by (epoch, frame id, name).
+    """
+    by_code, callers = _by_code(groups), _callers(groups)
+
+    def caller(key: Group) -> Group | None:
+        found = (each for c in groups[key] for each in callers.get((key[0], id(c.code)), ()))
+        return next((each for each in found if each != key), None)
+
+    parents = {}
+    for key, group in groups.items():
+        wholes = (by_code.get((key[0], id(each.continues))) for each in group if each.continues)
+        parent = next((whole for whole in wholes if whole is not None), None)
+        # The rest of a function that was inlined: below the outermost one that leads to it.
+        above, seen = caller(key) if parent is None else None, {key}
+        while above is not None and above not in seen:
+            seen.add(above)
+            parent, above = above, caller(above)
+        if parent is not None:
+            parents[key] = parent
+    return parents
+
+
+def _by_code(groups: Mapping[Group, Sequence[Compile]]) -> dict[tuple[int, int], Group]:
+    return {(key[0], id(each.code)): key for key, group in groups.items() for each in group}
+
+
+def _callers(groups: Mapping[Group, Sequence[Compile]]) -> dict[tuple[int, int], list[Group]]:
+    """Return, by the epoch and the code of a continuation, the group of each entry that calls it."""
+    found: dict[tuple[int, int], list[Group]] = {}
+    for key, group in groups.items():
+        for each in group:
+            for _, code in each.continuations:
+                found.setdefault((key[0], id(code)), []).append(key)
+    return found
+
+
+def count_through_continuations(
+    functions: Mapping[Group, Function], groups: Mapping[Group, Sequence[Compile]]
+) -> None:
+    """Set the hits of entries without a graph, or mark them as not counted.
+
+    Args:
+        functions: by group, with the calls of their other entries.
+        groups: the compiles of each function.
+    """
+    by_code, callers = _by_code(groups), _callers(groups)
+    # Dynamo meets a continuation after the code that calls it: go from the innermost outwards.
+    for key in sorted(groups, key=lambda key: key[:2], reverse=True):
+        for each in groups[key]:
+            if (
+                not each.is_entry
+                or each.rewritten is None
+                or graph_name(each.rewritten.transformed)
+            ):
+                continue
+            codes = [(key[0], id(code)) for _, code in each.continuations]
+            is_one = len(codes) == 1 and len(callers[codes[0]]) == 1 and codes[0] in by_code
+            child = functions[by_code[codes[0]]] if is_one else None
+            if child is None or not child.entries or not all(e.is_counted for e in child.entries):
+                each.entry.is_counted = False
+                continue
+            each.entry.num_hits = child.num_hits + child.num_eager_calls
+            functions[key].num_hits += each.entry.num_hits

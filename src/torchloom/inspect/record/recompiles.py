@@ -1,4 +1,8 @@
-"""Why Dynamo recompiled: the older entry, what it expected, what it got, and what the new entry makes of it."""
+"""Says why Dynamo recompiled, and advises: the older entry, what it expected, what it got, what ends the recompiles.
+
+Only an argument that the user's own code passes can be marked dynamic. What follows a graph break is handed values
+that the compiled function made: then the advice is to compile the function that the user calls with dynamic sizes.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +10,27 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from torch import nn
-
-from torchloom.inspect.wording.english import source_in_words
-from torchloom.inspect.wording.fixes import (
+from torchloom._torch import introspect
+from torchloom.inspect.record.compiles import Compile
+from torchloom.inspect.wording.english import source_in_words, without_addresses, without_values
+from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.reasons import (
+    ANOTHER,
+    ANOTHER_LENGTH,
     APART,
     ATTRIBUTE_FIX,
     DYNAMIC_FIX,
-    MODULE_FIX,
     NAN,
     TYPES,
+    constant_fix,
+    reason_of,
 )
-from torchloom.inspect.wording.hider import Hider
-from torchloom.inspect.wording.reasons import ANOTHER, ANOTHER_LENGTH, reason_of
-from torchloom.inspect.wording.scrub import without_addresses, without_values
-from torchloom.records import Entry, Guard, Recompile
+from torchloom.records import Entry, Function, Guard, Recompile
 
 _CLASS = re.compile(r"<class '([^']+)'>")
-_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\b")
 
 
-def is_in_module(source: str, guards: Sequence[Guard]) -> bool | None:
-    """Return whether the source of a value leads through a module; None where that is not known.
-
-    Args:
-        source: as Dynamo writes it.
-        guards: of the entry; those on types tell what the source leads through.
-    """
-    if _TABLE.search(source):
-        return True
-    types = {g.source: found.group(1) for g in guards if (found := _CLASS.search(g.text))}
-    owners = [types.get(owner) for owner in _owners(source)]
-    modules = _names_of_modules(nn.Module)
-    if any(name in modules for name in owners):
-        return True
-    return None if None in owners else False
-
-
-def _owners(source: str) -> Iterator[str]:
-    """Yield the sources of what holds a value: of `L['a'].b[0]` those of a and b."""
-    for match in re.finditer(r"\.\w+|\[[^\[\]]+\]", source):
-        owner = source[: match.start()]
-        if owner not in ("L", "G") and not owner.endswith(".__dict__"):
-            yield owner
-
-
-def _names_of_modules(base: type) -> set[str]:
-    """Return the classes of modules as Python prints them, local ones as well."""
-    found, waiting = set(), [base]
-    while waiting:
-        each = waiting.pop()
-        name = f"{each.__module__}.{each.__qualname__}"
-        if name not in found:
-            found.add(name)
-            waiting += type.__subclasses__(each)
-    return found
-
-
-def parse_reasons(payload: str, hider: Hider | None = None) -> list[Recompile]:
+def parse_reasons(payload: str, hider: Hider) -> list[Recompile]:
     """Read one `recompile_reasons`: a text, or a JSON list of texts, one per older entry.
 
     Args:
@@ -144,22 +111,10 @@ def _explain_value(entry: Entry, reason: Recompile) -> None:
     for guard in about:
         if guard.text.startswith(f"{guard.source} == "):
             reason.actual = guard.text.removeprefix(f"{guard.source} == ")
-            _explain_constant(entry, reason, guard.source)
         elif guard.english.endswith(" is nan"):
             reason.actual, reason.fix = "nan", NAN
         elif guard.kind == "TYPE_MATCH" and reason.expected.startswith("== "):
             _explain_type(entry, reason, guard)
-
-
-def _explain_constant(entry: Entry, reason: Recompile, source: str) -> None:
-    """Choose the advice for an integer that the new entry requires as well."""
-    if not re.fullmatch(r"== -?\d+", reason.expected):
-        return
-    in_module = is_in_module(source, entry.guards)
-    if in_module:
-        reason.fix = MODULE_FIX
-    elif in_module is False and reason.fix == ATTRIBUTE_FIX:
-        reason.fix = DYNAMIC_FIX
 
 
 def _explain_type(entry: Entry, reason: Recompile, guard: Guard) -> None:
@@ -199,3 +154,113 @@ def _bound(entry: Entry, source: str, index: int) -> int:
             if found:
                 lowest = max(lowest, int(found.group(1)))
     return lowest
+
+
+_CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an argument"
+
+
+def name_sources(compile_: Compile) -> None:
+    """Name closure variables, and the callable inside torch's wrapper function, in guards and reasons.
+
+    Guards and reasons of the entry are changed in place.
+    """
+    code = compile_.code
+    if code is None:
+        return
+    _name_arguments_of_forward(compile_)
+    is_wrapped = compile_.wrapped is not None
+    names = {"fn": "self"} if is_wrapped else {n: f"closure variable {n}" for n in code.co_freevars}
+    for old, new in names.items():
+        pattern = re.compile(rf"\bargument {re.escape(old)}(?!\w)")
+        for guard in compile_.entry.guards:
+            guard.english = pattern.sub(new, guard.english)
+        for reason in compile_.entry.recompiles:
+            if not pattern.match(reason.source):
+                continue
+            reason.source = pattern.sub(new, reason.source)
+            if reason.fix in (DYNAMIC_FIX, ATTRIBUTE_FIX):
+                value = reason.expected.removeprefix("== ")
+                reason.fix = constant_fix(reason.source, value) if is_wrapped else _CLOSURE_FIX
+
+
+def _name_arguments_of_forward(compile_: Compile) -> None:
+    """Name arguments as the module's forward does: what torchloom puts in front takes `*args, **kwds`."""
+    names = None if compile_.code is None else introspect.forward_arguments(compile_.code)
+    if names is None:
+        return
+
+    def named(text: str) -> str:
+        for i, name in enumerate(names):
+            text = text.replace(f"args[{i}]", name)
+        text = re.sub(r"kwds\['(\w+)'\]", r"\1", text)
+        return re.sub(r"(?:argument )?\bcall\.__self__", "self", text)
+
+    entry = compile_.entry
+    own = ("args", "kwds", "call")
+    entry.trigger = {named(k): v for k, v in entry.trigger.items() if k not in own}
+    for guard in entry.guards:
+        guard.english = named(guard.english)
+    for reason in entry.recompiles:
+        reason.source = named(reason.source)
+
+
+_MARK = re.compile(r"torch\._dynamo\.(?:decorators\.)?mark_(?:dynamic|unbacked)\(tensor, (\d+)\)")
+_CALL = re.compile(r"(.+):\d+ in (.+)")
+
+
+def advise(roots: Sequence[Function]) -> None:
+    """Name the argument to mark in each advice, in place, or say what else ends all recompiles of a call."""
+    groups: dict[int, list[tuple[Function, Function, Recompile]]] = {}
+    for root in roots:
+        called = _called_by_user(root, roots)
+        for function in root.walk():
+            rows = groups.setdefault(id(called), [])
+            rows += [(called, function, each) for each in _about_sizes(function)]
+    for rows in groups.values():
+        # A mark does not outlive a graph break: it helps where all is one graph.
+        is_alone = all(function is called for called, function, _ in rows)
+        for called, _, each in rows:
+            is_marked = is_alone and _is_argument(each)
+            name = each.source.removeprefix("argument ") if is_marked else ""
+            each.fix = _advice(each.fix, name, called.name)
+
+
+def _about_sizes(function: Function) -> Iterator[Recompile]:
+    for entry in function.entries:
+        yield from (each for each in entry.recompiles if _MARK.search(each.fix))
+
+
+def _is_argument(each: Recompile) -> bool:
+    """Return whether the value is an argument that the source names: torch hands on others as `___stack0`."""
+    return each.source.startswith("argument ") and "___" not in each.source
+
+
+def _advice(fix: str, argument: str, name: str) -> str:
+    """Return advice about calls of the function `name`.
+
+    Args:
+        fix: says to mark `tensor`.
+        argument: the one to mark; "" where a mark does not help.
+        name: of the function.
+    """
+    mark = _MARK.search(fix)
+    if mark is None:
+        return fix
+    before, is_first = fix[: mark.start()], "first call" in fix
+    if argument:
+        call = mark[0].replace("(tensor,", f"({argument},")
+        when = f" before the first call of {name}" if is_first else f" before the call of {name}"
+        return f"{before}{call}{when}{fix[mark.end() :].removeprefix(' before the first call')}"
+    if is_first:
+        return f"{before}compiling {name} with dynamic=True saves this compile"
+    if before:  # sizes 0 and 1, which stay apart
+        return before.removesuffix(", or ")
+    return f"compile {name} with dynamic=True, or pad to one size"
+
+
+def _called_by_user(function: Function, roots: Sequence[Function]) -> Function:
+    """Return the outermost function of the record in whose call another one was compiled."""
+    known = {(each.file, each.name.rpartition(".")[2]): each for each in roots}
+    stack = next((entry.stack for entry in function.entries if entry.stack), [])
+    calls = (known.get((call[1], call[2])) for each in stack if (call := _CALL.fullmatch(each)))
+    return next((each for each in calls if each is not None), function)

@@ -1,8 +1,12 @@
-"""Builds the record of one watch from what its hooks collected."""
+"""Builds the record of one watch from what its hooks collected: completed entries, events, plans and peaks."""
 
 from __future__ import annotations
 
+import json
 import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -11,16 +15,27 @@ import torch.distributed as dist
 import torchloom
 from torchloom import envs, events
 from torchloom._torch import introspect
-from torchloom.inspect.collected import Collected
-from torchloom.inspect.record.advice import name_sources
-from torchloom.inspect.record.compiles import Compile
-from torchloom.inspect.record.entries import complete_entry
-from torchloom.inspect.record.events import MEMORY_EVENTS, add_passes_and_bodies, note_memory
+from torchloom.inspect.collected import Collected, Rewriting
+from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.live.rewritten import continuation, graph_name
+from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
+from torchloom.inspect.record.compiles import Compile, CompileKey, user_stack
 from torchloom.inspect.record.functions import functions_of
-from torchloom.inspect.record.recompiles import explain_recompiles
+from torchloom.inspect.record.recompiles import explain_recompiles, name_sources
 from torchloom.inspect.record.rows import RowReader
+from torchloom.inspect.wording.english import source_in_words, without_addresses
 from torchloom.inspect.wording.hider import Hider, Words
-from torchloom.records import EventRow, Session
+from torchloom.records import (
+    Artifact,
+    EventRow,
+    GraphPlan,
+    Guard,
+    PassRun,
+    Peak,
+    Session,
+    Standing,
+)
+from torchloom.records.io import from_plain
 
 
 def describe_process(session: Session) -> None:
@@ -101,3 +116,152 @@ def _plain(event: events.Event) -> dict[str, Any]:
     for name in ("before", "after", "curve", "at_s", "kind"):
         data.pop(name, None)
     return data
+
+
+_SHAPE = re.compile(r"of shape \[[^\]]*\]")
+
+
+def arguments_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str, str]:
+    """Return each tensor argument as dtype, shape, device and gradient, others as type or constant.
+
+    Args:
+        guards: those of the entry.
+        sizes: the shapes of the call, by source.
+
+    Example:
+        >>> guard = Guard(
+        ...     source="L['x']",
+        ...     kind="TENSOR_MATCH",
+        ...     text="",
+        ...     english="argument x is a float32 tensor of shape [any, 4] without grad",
+        ... )
+        >>> arguments_of([guard], {"L['x']": [8, 4]})
+        {'x': 'a float32 tensor of shape [8, 4] without grad'}
+    """
+    found: dict[str, str] = {}
+    for guard in guards:
+        if not guard.source.startswith("L[") or ".__" in guard.source:
+            continue
+        words = source_in_words(guard.source)
+        name = words.removeprefix("argument ")
+        if name.startswith("self") or "_modules" in guard.source or "_parameters" in guard.source:
+            continue  # the module is the same for all entries
+        if guard.kind == "TENSOR_MATCH":
+            shape = sizes.get(guard.source)
+            what = guard.english.removeprefix(f"{words} is ")
+            if shape is not None:
+                inner = ", ".join(str(size) for size in shape)
+                what = _SHAPE.sub(f"of shape [{inner}]", what)
+            found[name] = what
+        elif guard.kind in ("EQUALS_MATCH", "CONSTANT_MATCH", "NONE_MATCH", "BOOL_MATCH"):
+            found.setdefault(name, guard.english.removeprefix(f"{words} ").removeprefix("is "))
+        elif guard.kind == "TYPE_MATCH":
+            found.setdefault(name, guard.english.removeprefix(f"{words} is "))
+    return found
+
+
+def complete_entry(
+    compile_: Compile, reader: RowReader, hider: Hider, num_hits: Mapping[str, int]
+) -> None:
+    """Add code, guards, hits, stack, arguments and phases to the entry of a compile.
+
+    Args:
+        compile_: its entry is completed in place.
+        reader: has read the trace: knows files and phases.
+        hider: notes the keys that guards name.
+        num_hits: calls by the global name of an entry's graph.
+    """
+    entry = compile_.entry
+    if compile_.rewritten is not None:
+        _add_code(compile_, compile_.rewritten, num_hits)
+        _add_live_state(compile_, compile_.rewritten, hider)
+    reader.places.add_user_lines(compile_)
+    entry.stack = user_stack(compile_)
+    entry.trigger = arguments_of(entry.guards, compile_.sizes)
+    entry.spans = reader.spans.of(entry.compile_id, entry.epoch)
+
+
+def _add_code(compile_: Compile, rewritten: Rewriting, num_hits: Mapping[str, int]) -> None:
+    entry, original = compile_.entry, rewritten.original
+    entry.pseudo_source = pseudo_source(rewritten.transformed, original.co_name, original=original)
+    entry.bytecode = _disassembled(rewritten.transformed, original)
+    entry.original_bytecode = _disassembled(original, original)
+    entry.continuations = [continuation(*each) for each in rewritten.continuations]
+    entry.num_hits = num_hits.get(graph_name(rewritten.transformed) or "", 0)
+
+
+def _add_live_state(compile_: Compile, rewritten: Rewriting, hider: Hider) -> None:
+    entry = compile_.entry
+    held = introspect.cache_entries(rewritten.original)
+    live = next((each for each in held if each.code is rewritten.transformed), None)
+    if live is not None:
+        entry.backend = introspect.backend_name(live)
+        entry.guards = guards_of(live.guard_manager, hider)
+        if introspect.is_invalid(live.guard_manager):
+            entry.status = "invalidated: what it guards on is gone"
+    elif not entry.status.startswith("failed"):
+        # torch drops the entries of modules that are freed (pytorch/pytorch#117045).
+        entry.status = "invalidated: its module or closure is gone, or it was reset"
+
+
+def _disassembled(code: CodeType, original: CodeType) -> str:
+    return without_addresses(bytecode_listing(code, original))
+
+
+def add_passes_and_bodies(
+    compiles: Mapping[CompileKey, Compile], collected: Sequence[events.Event]
+) -> None:
+    """Add each pass and each body to the entry of the compile that it was a part of.
+
+    After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets them.
+    """
+    latest = {
+        compile_.entry.compile_id: compiles[key].entry for key, compile_ in sorted(compiles.items())
+    }
+    for event in collected:
+        if not isinstance(event, events.PassRan | events.BodyWoven):
+            continue
+        entry = latest.get((event.compile_id or "").strip("[]"))
+        if entry is None:
+            continue
+        if isinstance(event, events.PassRan):
+            entry.passes.append(_record_of(PassRun, event.to_dict()))
+        else:
+            entry.artifacts.append(_body(event))
+
+
+def _record_of(of: type[Any], facts: Mapping[str, Any]) -> Any:
+    """Return the record that an event tells of, which has the same names."""
+    return from_plain(of, json.loads(json.dumps(facts, default=list)))
+
+
+def _body(event: events.BodyWoven) -> Artifact:
+    named = [layer for layer in event.layers if layer]
+    between = f" ({named[0]} ... {named[-1]})" if named else ""
+    title = f"{event.name} {event.half}: layer x {len(event.layers)}{between}"
+    return Artifact(kind="body", title=title, text=event.text)
+
+
+MEMORY_EVENTS = (events.GraphPlanned, events.PeakFound, events.StandingFound)
+"""Kinds that have records of their own, and are left out of the list of events."""
+
+
+def note_memory(session: Session, collected: Sequence[events.Event]) -> None:
+    """Add plans, peaks and standing memory to a record."""
+    for event in collected:
+        facts = event.to_dict() if isinstance(event, MEMORY_EVENTS) else {}
+        if isinstance(event, events.GraphPlanned):
+            session.plans.append(_record_of(GraphPlan, {**event.plan, **facts}))
+        elif isinstance(event, events.PeakFound):
+            contents: Mapping[str, Any] = event.contents
+            alive = _alive(contents["groups"])
+            session.peaks.append(_record_of(Peak, {**contents, **facts, "alive": alive}))
+        elif isinstance(event, events.StandingFound):
+            found = _record_of(Standing, {**facts, "parts": _alive(event.parts)})
+            if found not in session.standing:  # emitted again with each graph
+                session.standing.append(found)
+
+
+def _alive(parts: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    names = ("kind", "layer", "num_bytes", "num_values")
+    return [dict(zip(names, each, strict=False)) for each in parts]

@@ -13,14 +13,13 @@ _RAISED = re.compile(r"^[\w.]+(?:Error|Exception|Failed|Unsupported)\b.*", re.M)
 _LINE = re.compile(r"Graph break in user code at (.+?):(\d+)")
 
 
-def parse_break(text: str, words: Words | None = None) -> Break:
+def parse_break(text: str, words: Words) -> Break:
     """Read one `dynamo_graph_break_reason`.
 
     Args:
         text: headline, reason, explanation, hints and stacks as Dynamo formats them.
         words: the words of the traced source; other strings are hidden.
     """
-    words = Words() if words is None else words
     explanation = told(_section(text, "Explanation:"), words)
     hints = [
         told(hint.strip(), words)
@@ -30,7 +29,8 @@ def parse_break(text: str, words: Words | None = None) -> Break:
     known = introspect.graph_break_registry().get(title, {})
     number = str(known.get("id", ""))
     return Break(
-        reason=title or _first_line(text),
+        reason=title
+        or next((line.strip() for line in text.splitlines() if line.strip()), "unknown"),
         explanation=explanation or str(known.get("Explanation", "")),
         hints=[" ".join(hint.split()) for hint in hints]
         or [str(h) for h in known.get("Hints", [])],
@@ -100,7 +100,3 @@ def _url(text: str, number: str) -> str | None:
         return None
     page = number.lower()
     return f"https://meta-pytorch.github.io/compile-graph-break-site/gb/{page}.html"
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown")

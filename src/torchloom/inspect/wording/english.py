@@ -8,8 +8,75 @@ ID_MATCH           global torch.exp is the same object
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from torchloom.inspect.wording.scrub import without_addresses, without_tensors_of_floats
+
+def without_tensors_of_floats(text: str) -> str:
+    """Return code in which dynamic floats are written as before torch 2.12, without a tensor around them.
+
+    Example:
+        >>> without_tensors_of_floats("___as_tensor(L['n']).item() <= 3.0")
+        "L['n'] <= 3.0"
+    """
+    return re.sub(r"___as_tensor\((.+?)\)\.item\(\)", r"\1", text)
+
+
+_IDS = re.compile(r"\b(?:ids?|hash|data_ptr)\b|\.data_ptr\(|^\W*\d{12,}\W*$")
+_COMPARED = r"((?:(?:[=!]=|[<>]=?) |\[)-?\d{12,}\b)"
+
+
+def without_addresses(text: str) -> str:
+    """Return code with object ids and addresses taken out."""
+    text = re.sub(r"___check_(?:obj|type)_id\((.*?), \d+\)", r"\1 is unchanged", text)
+    text = re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x..", text)
+    # The end of a uuid may be digits alone.
+    text = re.sub(r"_as_uuid_[0-9a-f_]+|_[0-9a-f]{8}_[0-9a-f_]{27}", "", text)
+    # Names that Dynamo makes hold addresses between underscores.
+    number = r"(?<![^\W_])\d{12,}(?![^\W_])"
+    if _IDS.search(text):
+        return re.sub(number, "<id>", text)
+    # A number that is compared, or is a key, is the program's own.
+    return re.sub(rf"{_COMPARED}|{number}", lambda m: m.group(1) or "<id>", text)
+
+
+_QUOTED = re.compile(r"""(?<![\[\w])b?(['"])(?:\\.|(?!\1).)*\1""")
+_WORD = re.compile(r"""b?['"]\w{0,20}(?:[:.]\w{1,8})?['"]""")
+_MANY_DIGITS = re.compile(r"\d\D*\d\D*\d")
+_SET_CONTAINS = re.compile(r"(?:___set_contains|set\.__contains__)\(")
+_KEY_OF = re.compile(r"list\(dict\.keys\(.*\)\)\[\d+\]")
+_OF_GLOBAL = re.compile(r"(?<![\w'\"])G\[")
+
+
+def without_values(text: str, *, keys_too: bool = True) -> str:
+    """Return a check without strings that may be secrets: only short words, such as modes, are left.
+
+    Strings of globals are always hidden, also within calls. The source of the value stays readable.
+
+    Args:
+        text: the check as code.
+        keys_too: whether checks on the keys of a dict hide keys; False where sources do so as well.
+
+    Example:
+        >>> without_values("L['mode'] == 'mean'"), without_values("L['key'] == 'sk-12ab-99'")
+        ("L['mode'] == 'mean'", "L['key'] == <str>")
+    """
+    if text.startswith("BACKEND_MATCH failure"):  # goes on with both backends in printed form
+        return "BACKEND_MATCH failure"
+    left, sign, right = text.partition(" == ")
+    contains = _SET_CONTAINS.search(text)
+    if contains:
+        left, sign, right = text[: contains.start()], contains.group(), text[contains.end() :]
+    if not sign or (not keys_too and _KEY_OF.fullmatch(left)):
+        return text
+    is_global = _OF_GLOBAL.search(text) is not None
+
+    def shown(match: re.Match[str]) -> str:
+        word = match.group(0)
+        is_plain = _WORD.fullmatch(word) and not _MANY_DIGITS.search(word)
+        return word if is_plain and not is_global else "<str>"
+
+    return f"{left}{sign}{_QUOTED.sub(shown, right)}"
+
 
 _SHAPES = re.compile(r"size=\[([^\]]*)\]")
 _GRAD = re.compile(r"requires_grad=(True|False)")
@@ -79,7 +146,12 @@ def guard_in_words(kind: str, source: str, text: str) -> str:
         return _SIMPLE[kind]
     for prefix, describe in _DESCRIBE.items():
         if kind.startswith(prefix):
-            return describe(what, text)
+            shown = without_addresses(text)
+            return (
+                describe(what, text)
+                if callable(describe)
+                else describe.format(what=what, text=shown)
+            )
     if source in ("", "L", "G"):  # about the process, not about a value
         return without_addresses(text)
     return f"{what}: {without_addresses(text)}"
@@ -157,41 +229,38 @@ def _apart(what: str, text: str) -> str:
     return f"{some or 'these'}{more} are different tensors"
 
 
-def _same(what: str, text: str) -> str:
-    return f"{what} is the same object"
+_SAME = "{what} is the same object"
 
 
-_DESCRIBE = {
+_DESCRIBE: dict[str, str | Callable[[str, str], str]] = {
     "TENSOR_MATCH": _tensor,
     "EQUALS_MATCH": _equals,
     "CONSTANT_MATCH": _equals,
     "TYPE_MATCH": _type,
-    "CLASS_MATCH": _same,
-    "MODULE_MATCH": _same,
-    "BUILTIN_MATCH": _same,
-    "FUNCTION_MATCH": _same,
-    "CLOSURE_MATCH": _same,
-    "ID_MATCH": _same,
-    "NN_MODULE": _same,
-    "WEAKREF_ALIVE": lambda what, text: f"{what} is still alive",
-    "NAME_MATCH": lambda what, text: f"{what} has the same name",
-    "NONE_MATCH": lambda what, text: f"{what} is None",
+    "CLASS_MATCH": _SAME,
+    "MODULE_MATCH": _SAME,
+    "BUILTIN_MATCH": _SAME,
+    "FUNCTION_MATCH": _SAME,
+    "CLOSURE_MATCH": _SAME,
+    "ID_MATCH": _SAME,
+    "NN_MODULE": _SAME,
+    "WEAKREF_ALIVE": "{what} is still alive",
+    "NAME_MATCH": "{what} has the same name",
+    "NONE_MATCH": "{what} is None",
     "BOOL_MATCH": lambda what, text: f"{what} is {'False' if 'False' in text else 'True'}",
-    "FLOAT_IS_NAN": lambda what, text: f"{what} is nan",
-    "COMPLEX_IS_NAN": lambda what, text: f"{what} is a complex nan",
-    "NO_HASATTR": lambda what, text: f"{what} lacks an attribute: {without_addresses(text)}",
-    "HASATTR": lambda what, text: f"{what} has an attribute: {without_addresses(text)}",
+    "FLOAT_IS_NAN": "{what} is nan",
+    "COMPLEX_IS_NAN": "{what} is a complex nan",
+    "NO_HASATTR": "{what} lacks an attribute: {text}",
+    "HASATTR": "{what} has an attribute: {text}",
     "DICT_CONTAINS": _contains,
-    "DICT_VERSION": lambda what, text: f"{what} has not been changed",
+    "DICT_VERSION": "{what} has not been changed",
     "SEQUENCE_LENGTH": _length,
     "LENGTH_CHECK": _length,
     "DICT_LENGTH": _length,
     "NO_TENSOR_ALIASING": _apart,
-    "OBJECT_ALIASING": lambda what, text: f"{what} is the same object as another argument",
-    "STORAGE_OVERLAPPING": lambda what, text: (
-        "these tensors share no memory that they did not share"
-    ),
+    "OBJECT_ALIASING": "{what} is the same object as another argument",
+    "STORAGE_OVERLAPPING": "these tensors share no memory that they did not share",
     "SHAPE_ENV": _sizes,
-    "DIMENSION_DYNAMIC": lambda what, text: f"no dim of {what} is marked dynamic or static",
-    "DYNAMIC_INDICES": lambda what, text: f"{what} is marked dynamic as before",
+    "DIMENSION_DYNAMIC": "no dim of {what} is marked dynamic or static",
+    "DYNAMIC_INDICES": "{what} is marked dynamic as before",
 }

@@ -1,4 +1,4 @@
-"""The sentences in which torch says why a guard failed, and what each means for the user.
+"""Reads the sentences in which torch says why a guard failed, and says what the user can do about each.
 
 Some name the check, others what was found. `reason_of` reads one; `miss_of` reads the one for which an entry does not
 serve a call.
@@ -10,22 +10,57 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchloom.inspect.wording.english import source_in_words
-from torchloom.inspect.wording.fixes import (
-    APART,
-    ATTRIBUTES,
-    BRANCH,
-    LENGTHS,
-    NAN,
-    SIZES_FIX,
-    TYPES,
-    constant_fix,
-)
-from torchloom.inspect.wording.scrub import (
+from torchloom.inspect.wording.english import (
+    source_in_words,
     without_addresses,
     without_tensors_of_floats,
     without_values,
 )
+
+BRANCH = "each value makes an entry of its own: pass few different ones, or branch outside"
+DYNAMIC_FIX = "pass it as a tensor, or compile with dynamic=True"
+LENGTHS = (
+    "each length makes an entry of its own: pass one length, or stack the values into one tensor"
+)
+ATTRIBUTES = "give all objects that are passed the same attributes and keys"
+SIZES_FIX = "the function branches on this: keep to sizes for which it holds, or branch outside"
+NAN = "nan makes an entry of its own: keep it out of numbers, or pass the number as a tensor"
+ATTRIBUTE_FIX = (
+    "pass it as a tensor, or as an argument of its own; dynamic=True does not help where it is an "
+    "attribute of a module"
+)
+MODULE_FIX = "an attribute of a module is a constant of the graph: make it a buffer, or an argument"
+TYPES = "pass values of one type"
+APART = "sizes 0 and 1 are compiled apart, also with dynamic=True"
+
+
+def constant_fix(source: str, value: str) -> str:
+    """Return the advice that ends recompiles for a constant that changes.
+
+    Args:
+        source: in words. Only numbers among the arguments themselves can become dynamic.
+        value: as code.
+    """
+    is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|-?inf|nan", value.strip()) is not None
+    if source.startswith("global "):
+        return (
+            "a global is a constant of the graph: pass it as an argument"
+            if not is_number
+            else "a global is a constant of the graph: pass it as an argument, as a tensor"
+        )
+    if source.startswith("self"):
+        return (
+            MODULE_FIX
+            if is_number
+            else "an attribute of a module is a constant of the graph: keep it, or pass it as an argument"
+        )
+    if re.fullmatch(r"-?\d+", value.strip()):
+        # Of a name alone nothing tells whether it is a module whose attribute this is.
+        return DYNAMIC_FIX if re.fullmatch(r"\w* ?\w+", source) else ATTRIBUTE_FIX
+    if is_number:
+        return "pass it as a tensor"
+    return BRANCH
+
 
 ANOTHER = "another value"
 ANOTHER_LENGTH = "another length"
@@ -214,8 +249,7 @@ _SIZE = r"(?P<s>\S+)\.size\(\)\[(?P<i>\d+)\]"
 _LOW = "sizes below a bound are compiled apart, 0 and 1 always: pad to more"
 _HIGH = "the function treats sizes beyond this bound in another way: keep to one side of it"
 _EQUAL = "sizes that were equal are compiled as one: keep them equal, or mark both dynamic"
-_TENSORS = "each type makes an entry of its own: pass a tensor in each call"
-_CLASSES = "pass tensors of one class, such as plain tensors or parameters alone"
+_CLASSES = "each class makes an entry of its own: pass tensors of one class in each call"
 _MARK = (
     "call torch._dynamo.mark_dynamic, mark_static, mark_unbacked or maybe_mark_dynamic on the same dims in all "
     "calls, or in none"
@@ -249,16 +283,8 @@ _RULES: list[_Rule] = [
         *("device or dispatch keys {e}", "{a}", "move tensors to one device before the call"),
     ),
     _rule(
-        r"expected type of '(?P<s>.+?)' to be a tensor type, ' but found <class '(?P<a>torch\..+?)'>",
-        *("a tensor of the class that it had", "`{a}`", _CLASSES),
-    ),
-    _rule(  # 2.15 names the class that the entry expects
-        r"expected type of '(?P<s>.+?)' to be <class '(?P<e>.+?)'>, but found <class '(?P<a>torch\..+?)'>",
-        *("a `{e}`", "`{a}`", _CLASSES),
-    ),
-    _rule(
         r"expected type of '(?P<s>.+?)' to be .+ but found <class '(?P<a>.+?)'>",
-        *("a tensor", "`{a}`", _TENSORS),
+        *("a tensor of the class that it had", "`{a}`", _CLASSES),
     ),
     _rule(
         r".*_(?:dynamo_\w*indices|has_dynamo_dim_marking)\b.*",
@@ -318,15 +344,7 @@ _RULES: list[_Rule] = [
     _rule(
         r"___check_obj_id\((?P<s>.+?)\.__code__, \d+\).*", "the same function", "another", _FUNCTION
     ),
-    _rule(
-        _OBJECT + r", type=<(?:class|enum) '(?P<n>[^']+)'>",
-        *("the object `{n}` that it had", "another object", _ONE_OBJECT),
-    ),
-    _rule(  # Of members of enums torch 2.11 and 2.12 say which one, and its value.
-        _OBJECT + r", type=<(?P<n>[\w.]+): .*>",
-        *("the object `{n}` that it had", "another object", _ONE_OBJECT),
-    ),
-    _rule(_OBJECT, "the object that it had", "another object", _ONE_OBJECT),
+    _rule(_OBJECT + ".*", "the object that it had", "another object", _ONE_OBJECT),
     _rule(r"(?P<s>.+?) is not None", "not None", "None", _NONES),
     _rule(r"(?P<s>.+?) is None", "None", ANOTHER, _NONES),
     _rule(

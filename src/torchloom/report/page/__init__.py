@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchloom.report.page.comparison import ComparedRun
 from torchloom.report.page.render import render_comparison, render_page, write_page
-from torchloom.report.page.trace import to_trace, write_trace
+from torchloom.report.page.timeline import to_trace, write_trace
 
 __all__ = [
     "ComparedRun",

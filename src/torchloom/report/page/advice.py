@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 from torchloom.records import Function, Recompile
-from torchloom.report.page.elements import Node, count, el, few, prose
+from torchloom.records.summary import count
+from torchloom.report.page.elements import Node, el, few, prose
 from torchloom.report.page.index import BreakItem, EntryItem, Index
 
 _SHOWN = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,17 +33,17 @@ Shown = tuple[str, Callable[[Any], str], Callable[[Any], float | None]]
 """The name of a figure, how its value is told, and where it comes from."""
 _OF_RUN: list[Shown] = [
     ("step time", seconds, lambda run: run.step_s.median if run.step_s else None),
-    ("tokens/s", rounded, lambda run: run.tokens_per_s),
-    ("model FLOP utilization", lambda value: f"{100 * value:.1f}%", lambda run: run.mfu),
+    ("tokens/s", rounded, attrgetter("tokens_per_s")),
+    ("model FLOP utilization", lambda value: f"{100 * value:.1f}%", attrgetter("mfu")),
     ("last loss", rounded, lambda run: _last(run.curves.get("loss"))),
     ("last held-out loss", rounded, lambda run: _last(run.heldout.get("loss"))),
-    ("peak memory, measured", size, lambda run: run.measured_bytes),
-    ("peak memory, predicted", size, lambda run: run.predicted_bytes),
-    ("memory budget", size, lambda run: run.budget_bytes),
-    ("memory of the process or allocator", size, lambda run: run.memory_bytes),
-    ("forward and backward, predicted", seconds, lambda run: run.predicted_s),
-    ("forward and backward, measured", seconds, lambda run: run.measured_s),
-    ("ranks", str, lambda run: run.world_size),
+    ("peak memory, measured", size, attrgetter("measured_bytes")),
+    ("peak memory, predicted", size, attrgetter("predicted_bytes")),
+    ("memory budget", size, attrgetter("budget_bytes")),
+    ("memory of the process or allocator", size, attrgetter("memory_bytes")),
+    ("forward and backward, predicted", seconds, attrgetter("predicted_s")),
+    ("forward and backward, measured", seconds, attrgetter("measured_s")),
+    ("ranks", str, attrgetter("world_size")),
 ]
 _OF_RECORD: list[Shown] = [
     ("compile time", seconds, lambda index: sum(entry.compile_s for entry in index.entries)),

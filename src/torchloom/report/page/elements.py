@@ -105,11 +105,6 @@ def few(shown: Sequence[str], most: int = 4) -> str:
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 
-def count(number: int, word: str, many: str | None = None) -> str:
-    """Return a number with its word."""
-    return f"{number} {word if number == 1 else many or word + 's'}"
-
-
 def seconds(value: float) -> str:
     """Return a time in the unit that suits it."""
     near = abs(value)

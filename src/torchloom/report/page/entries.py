@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torchloom.records import Artifact, Entry, Guard, Kernel
+from torchloom.records import Entry, Guard, Kernel
+from torchloom.records.summary import count
 from torchloom.report.page.advice import actual_value
 from torchloom.report.page.elements import (
     Node,
     choice,
-    count,
     el,
     empty,
     link,
@@ -18,7 +18,6 @@ from torchloom.report.page.elements import (
     prose,
     seconds,
     section,
-    size,
     table,
     told,
 )  # fmt: skip
@@ -47,7 +46,11 @@ def entry_views(index: Index, item: EntryItem) -> dict[str, Node]:
 def _guards(index: Index, entry: Entry) -> Node:
     rows: list[list[Node]] = [
         [
-            ["div", ["div", prose(g.english or g.text)], ["code.sub.wrap", _cut(g.text)]],
+            [
+                "div",
+                ["div", prose(g.english or g.text)],
+                ["code.sub.wrap", g.text[:_MAX_GUARD] + " ..." * (len(g.text) > _MAX_GUARD)],
+            ],
             ["code", g.kind],
             ["code.wrap", index.short(g.user_line or "")],
             ["span.tag.bad", str(g.num_fails)] if g.num_fails else "0",
@@ -60,10 +63,6 @@ def _guards(index: Index, entry: Entry) -> Node:
     checked = "" if time is None else f"; checking all takes {time:.1f} µs"
     columns = ["condition", "kind", "user line", "#calls rejected"]
     return ["", told(f"{count(len(rows), 'guard')}{checked}"), table(columns, rows, "guards")]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_GUARD else f"{text[:_MAX_GUARD]} ..."
 
 
 def _guard_order(guard: Guard) -> tuple[bool, bool, bool, int]:
@@ -100,15 +99,17 @@ def _code(entry: Entry) -> Node:
     kinds = ("output_code", "runnable")
     found = [each for kind in kinds for each in entry.artifacts if each.kind == kind]
     if found:
-        return choice("Text", [(each.title or each.kind, _artifact(each)) for each in found], 0)
+        return choice(
+            "Text",
+            [
+                (each.title or each.kind, _text("Searchable", each.text, each.title, "python"))
+                for each in found
+            ],
+            0,
+        )
     return empty(
         "No generated code was recorded: the backend wrote none, or the entry came from a cache."
     )
-
-
-def _artifact(each: Artifact) -> Node:
-    cut = empty(f"Shortened: the whole text has {size(each.num_bytes)}.") if each.is_cut else None
-    return el("", cut, _text("Searchable", each.text, each.title, "python"))
 
 
 def _text(kind: str, text: str, label: str, language: str, missing: str = "") -> Node:

@@ -18,7 +18,7 @@ from torchloom.files import read_json_lines
 from torchloom.records import Session, load_record
 from torchloom.report.page.elements import number
 from torchloom.report.page.memory import peaks_of
-from torchloom.report.page.steps import rows_of
+from torchloom.report.page.run_time import rows_of
 
 _MAX_POINTS = 1500
 """Steps drawn in a curve; of longer runs, evenly spaced ones."""

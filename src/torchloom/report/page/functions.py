@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from torchloom.records.summary import count
 from torchloom.report.page.advice import LIMIT_FIX, limit_text, why_made
 from torchloom.report.page.elements import (
     Node,
-    count,
     el,
     empty,
     link,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torchloom.records.summary import count
 from torchloom.report.page.elements import (
     Node,
-    count,
     percent,
     prose,
     rounded,

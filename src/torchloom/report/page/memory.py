@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchloom.records import Alive, GraphPlan, Peak, Session, Standing
+from torchloom.records.summary import count
 from torchloom.report.page.elements import (
     Node,
     choice,
-    count,
     el,
     percent,
     seconds,
@@ -20,7 +20,7 @@ from torchloom.report.page.elements import (
     table,
     told,
 )  # fmt: skip
-from torchloom.report.page.steps import block_of, module_of
+from torchloom.report.page.run_time import block_of, module_of
 
 _KINDS = {
     "parameters": ("c0", "this rank's shards, and what is whole on every rank"),

@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchloom.records import Session
+from torchloom.records.summary import count
 from torchloom.report.page.advice import fix_first, limit_text
 from torchloom.report.page.elements import (
     Node,
-    count,
     el,
     empty,
     link,
@@ -26,8 +26,13 @@ from torchloom.report.page.figures import RunFigures
 from torchloom.report.page.headline import headline
 from torchloom.report.page.index import FunctionItem, Index, nested
 from torchloom.report.page.memory import run_memory, run_plan
-from torchloom.report.page.run_time import exposed_communication, own_phases, run_time
-from torchloom.report.page.steps import MeasuredSteps, rows_of
+from torchloom.report.page.run_time import (
+    MeasuredSteps,
+    exposed_communication,
+    own_phases,
+    rows_of,
+    run_time,
+)
 
 _WORDS = (
     "A function is compiled into entries: each is one compiled version, with guards that say for "

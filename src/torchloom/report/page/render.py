@@ -28,7 +28,7 @@ from torchloom.report.page.figures import RunFigures, run_figures
 from torchloom.report.page.functions import function_view
 from torchloom.report.page.index import Index
 from torchloom.report.page.overview import overview
-from torchloom.report.page.steps import MeasuredSteps
+from torchloom.report.page.run_time import MeasuredSteps
 from torchloom.report.page.timeline import event_rows, timeline
 
 _SCRIPTS = (

@@ -1,16 +1,19 @@
-"""What happened when: bars over time, and torchloom's own events in words with times from the start of their step."""
+"""Tells what happened when: bars over time, events in words, and the trace that Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from torchloom.records import EventRow
-from torchloom.report.page.elements import count, number, rounded, seconds, size
+from torchloom.files import write_whole
+from torchloom.records import EventRow, Session
+from torchloom.records.summary import count
+from torchloom.report.page.elements import number, rounded, seconds, size
 from torchloom.report.page.index import EntryItem, Index, Lane, nested
-from torchloom.report.page.steps import MeasuredSteps, begin_of, moved_layer, params_of
+from torchloom.report.page.run_time import MeasuredSteps, begin_of, moved_layer, params_of
 
 _COLOURS = {
     "forward": "c3", "backward": "c4", "step": "c5", "gather": "c0", "reduce": "c1", "sync": "c2",
@@ -233,3 +236,58 @@ _WORDS: dict[str, tuple[str, Callable[[Data], str]]] = {
     "PlanCompared": ("plan compared", _compared),
 }
 """Per kind: its name, and what one event tells."""
+
+
+_MOST_LANES = 100
+"""Of collectives at once: more are no timeline that can be read."""
+
+
+def to_trace(session: Session) -> dict[str, Any]:
+    """Return the trace in the Trace Event Format: times in microseconds, the rank as process.
+
+    Compile spans get a track per entry, training phases one, collectives as many as overlap.
+    """
+    rank = session.rank
+
+    def name(track: int, what: str, text: str) -> dict[str, Any]:
+        return {"ph": "M", "pid": rank, "tid": track, "name": what, "args": {"name": text}}
+
+    rows = [name(0, "process_name", f"rank {rank} of {session.world_size}")]
+    for track, (title, category, bars) in enumerate(_tracks(Index(session)), 1):
+        rows.append(name(track, "thread_name", title))
+        rows += [
+            {"ph": "X", "pid": rank, "tid": track, "cat": category, "name": bar["name"],
+             "ts": bar["start"] * 1e6, "dur": max(0.0, (bar["end"] - bar["start"]) * 1e6),
+             "args": {"what": bar["title"]}}
+            for bar in bars
+        ]  # fmt: skip
+    other = {"torchloom": session.torchloom, "torch": session.torch, "device": session.device}
+    return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": other}
+
+
+def write_trace(session: Session, path: str | Path) -> Path:
+    """Write the trace as JSON; readers see the whole file or none.
+
+    Args:
+        session: the record.
+        path: of the file; folders above it are made.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    return write_whole(path, json.dumps(to_trace(session), ensure_ascii=True))
+
+
+def _tracks(index: Index) -> Iterator[tuple[str, str, list[Bar]]]:
+    """Yield name, category and bars of each track; what lies inside another bar shares its track."""
+    for name, bars in run_bars(index, MeasuredSteps(index), _MOST_LANES).items():
+        lanes = range(1 + max(bar["lane"] for bar in bars))
+        for lane in lanes:
+            title = f"{name} {lane + 1}" if len(lanes) > 1 else name
+            yield title, name, [bar for bar in bars if bar["lane"] == lane]
+    for item in index.entries:
+        if bars := compile_bars(item):
+            yield f"compile {item.name} {item.owner.name}", "compile", bars

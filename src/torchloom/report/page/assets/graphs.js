@@ -62,9 +62,6 @@ function Graphs({ item }) {
   };
   const tabs = { id: "way", kind: "way", label: "Way to show the graph", names: WAYS };
   const pick = (value) => go(value, way, -1);
-  const cut =
-    `Shortened: the whole text has ${bytes(shown.num_bytes || 0)}. ` +
-    "Nodes after the cut are missing below.";
   const props = { text: shown.text, line, label: "graph as text" };
   const text = html`<${Searchable} key=${at} ...${props} />`;
   const none = html`<${Empty}>No node could be read in the text of this graph.<//>`;
@@ -75,5 +72,5 @@ function Graphs({ item }) {
       <${Select} label="Graph" options=${groups} value=${at} onpick=${pick} />
       <${Tabs} ...${tabs} current=${way} onpick=${(to) => go(at, to, -1)} />
     </div>
-    ${shown.is_cut && html`<${Empty}>${cut}<//>`} ${way === "text" ? text : picture}`;
+    ${way === "text" ? text : picture}`;
 }
