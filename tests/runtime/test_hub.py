@@ -12,8 +12,8 @@ import pytest
 
 from torchloom.position import Verdict
 from torchloom.runtime.lines.hub import Hub
+from torchloom.runtime.lines.line import Wire
 from torchloom.runtime.lines.report import Report, Waiting
-from torchloom.runtime.lines.wire import Wire
 
 EVENT = "group:7"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.runtime.transports.table import TRANSPORTS, Asked
+from torchloom.runtime.transports import TRANSPORTS, Asked
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torchloom import envs
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.last_words import show_last_words
-from torchloom.launch.loopback import is_loopback, serve_store, stay_local
-from torchloom.launch.rendezvous import RENDEZVOUS_S, meet
+from torchloom.launch.rendezvous import RENDEZVOUS_S, is_loopback, meet, serve_store, stay_local
 from torchloom.runtime import Communicator, get_communicator
 
 

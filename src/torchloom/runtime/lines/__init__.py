@@ -32,9 +32,12 @@ from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import CHANNELS, NamedCollective, label
-from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.line import Line
+from torchloom.runtime.lines.line import (
+    Line,
+    end_waits_with_verdict,
+    let_compilations_be_interrupted,
+)
 from torchloom.runtime.lines.report import Limits
 
 __all__ = [
