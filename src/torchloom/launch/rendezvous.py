@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from torchloom import envs
 from torchloom._torch.hush import hushed_store
-from torchloom.errors import ConfigError, PeerLostError
+from torchloom.errors import ConfigError, PeerLostError, first_line
 from torchloom.log import get_logger
 
 ADDRESS = "127.0.0.1"
@@ -141,7 +141,7 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
     except dist.DistError as error:
         raise PeerLostError(
             f"rank {launch.rank} lost the store at {_at(place)} while the ranks were meeting "
-            f"({_first_line(error)}): look at the output of rank 0"
+            f"({first_line(error)}): look at the output of rank 0"
         ) from None
     return dist.PrefixStore("group", store)
 
@@ -159,7 +159,7 @@ def _reach(launch: envs.Launch, place: envs.Meeting, deadline: float, serial: in
         except dist.DistNetworkError as error:
             num_refused += 1
             if num_refused == _MOST_REFUSED:
-                raise _unusable(launch, place, _first_line(error)) from None
+                raise _unusable(launch, place, first_line(error)) from None
             time.sleep(0.1)
             continue
         # A store of the launcher outlives the ranks, and one process may meet several times.
@@ -214,7 +214,7 @@ def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first
         return store
     if isinstance(store, dist.DistNetworkError):
         raise store
-    why = f"no answer within {limit_s:.0f} s" if store is None else _first_line(store)
+    why = f"no answer within {limit_s:.0f} s" if store is None else first_line(store)
     raise _unusable(launch, place, why)
 
 
@@ -327,7 +327,3 @@ def _await_all(
 
 def _at(place: envs.Meeting) -> str:
     return f"{place.host}:{place.port}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

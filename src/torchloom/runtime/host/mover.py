@@ -17,10 +17,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,15 +32,8 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 """(source, destination) of copies that belong together."""
 
 
-@dataclass(frozen=True)
-class ThreadTicket:
-    """A copy under way."""
-
-    future: Future[None]
-
-    def finish(self) -> None:
-        """Block until the copy is done; raise what it raised."""
-        self.future.result()
+Ticket = Callable[[], object]
+"""Makes the results of copies under way valid for what comes after, and raises what they raised."""
 
 
 class ThreadEngine:
@@ -51,14 +43,14 @@ class ThreadEngine:
         self.name = name
         self._thread: ThreadPoolExecutor | None = None
 
-    def begin(self, pairs: Pairs) -> ThreadTicket:
+    def begin(self, pairs: Pairs) -> Ticket:
         """Begin to copy each source into its destination."""
         if self._thread is None:
             # One thread of torch's: copies must not take the compute's cores.
             self._thread = ThreadPoolExecutor(
                 1, f"torchloom-{self.name}", torch.set_num_threads, (1,)
             )
-        return ThreadTicket(self._thread.submit(copy_all, list(pairs)))
+        return self._thread.submit(copy_all, list(pairs)).result
 
     def stop(self) -> None:
         """Finish what is queued and end the thread; a later `begin` starts a new one."""
@@ -78,20 +70,6 @@ def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
         pairs.clear()
 
 
-@dataclass
-class StreamTicket:
-    """A copy under way; holds its tensors until the compute stream waits for it."""
-
-    device: torch.device
-    event: torch.cuda.Event
-    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    def finish(self) -> None:
-        """Let the current stream of the device wait for the copy."""
-        torch.cuda.current_stream(self.device).wait_event(self.event)
-        self.pairs.clear()
-
-
 class StreamEngine:
     """Copies on a stream of their own."""
 
@@ -99,7 +77,7 @@ class StreamEngine:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def begin(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> StreamTicket:
+    def begin(self, pairs: Pairs) -> Ticket:
         """Begin to copy each source into its destination."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream), torch.no_grad():
@@ -107,31 +85,21 @@ class StreamEngine:
                 destination.copy_(source, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        return StreamTicket(self._device, event, list(pairs))
+        held = list(pairs)  # until the compute stream waits for them
+
+        def finish() -> None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+            held.clear()
+
+        return finish
 
     def stop(self) -> None:
         """Wait for all copies."""
         self._stream.synchronize()
 
 
-class Ticket(Protocol):
-    """A copy under way."""
-
-    def finish(self) -> None:
-        """Make the copy's results valid for what comes after."""
-        ...
-
-
-class CopyEngine(Protocol):
-    """Copies in one direction, in order, beside compute."""
-
-    def begin(self, pairs: Pairs) -> Ticket:
-        """Begin to copy each source into its destination; hold both until it is done."""
-        ...
-
-    def stop(self) -> None:
-        """Wait for all copies."""
-        ...
+CopyEngine = ThreadEngine | StreamEngine
+"""Copies in one direction, in order, beside compute."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +149,11 @@ class Mover:
         return results[0]
 
     def begin_copy(self, direction: Direction, pairs: Pairs) -> Ticket:
-        """Begin copies into memory that the caller owns; the ticket's `finish` makes them valid.
+        """Begin copies into memory that the caller owns; calling the ticket makes them valid.
 
         Args:
             direction: which engine copies.
-            pairs: (source, destination), neither of which may change or die before `finish`.
+            pairs: (source, destination), neither of which may change or die before it is called.
         """
         for source, destination in pairs:
             self._total.moved[direction] += source.nbytes
@@ -219,7 +187,7 @@ class Mover:
                 f"{self.device} and the host: a pass placed two waits for one start, or none"
             )
         self._fly(-nbytes, account)
-        ticket.finish()
+        ticket()
 
     def stats(self, account: Account | None = None) -> MoveStats:
         """Return the running totals of an account, default: of all that this process has moved."""

@@ -236,7 +236,8 @@ def longest_s() -> float:
 def _open_hub(store: Any) -> Hub | None:
     host, token = _own_address(), secrets.token_hex(16)
     try:
-        listener = socket.create_server((host, 0), family=_family(host), backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=1024)
     except OSError as error:
         logger.warning("ranks cannot tell each other where they are: %s: %s", host, error)
         store.set("address", "")
@@ -267,7 +268,3 @@ def _own_address() -> str:
                 probe.connect(address)  # of a datagram socket: sends nothing, chooses a route
                 return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

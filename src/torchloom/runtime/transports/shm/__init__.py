@@ -6,6 +6,7 @@ same answer, which depends on nothing but what they tell each other.
 
 from __future__ import annotations
 
+import json
 import weakref
 
 import torch
@@ -50,9 +51,7 @@ def connect(
             f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
         )
     exchange = group_exchange(group)
-    peers, reason = _meet(group, exchange)
-    if reason:
-        raise UnavailableError(reason)
+    peers = _meet(group, exchange)
     size = group.size
     control = Link.control_bytes(size, NUM_SLOTS)
     arena = make_arena(peers, group.rank, exchange, control + size * NUM_SLOTS * slot_bytes)
@@ -67,23 +66,26 @@ def connect(
     return made
 
 
-def _meet(group: GroupRef, exchange: Exchange) -> tuple[list[Peer], str]:
-    """Return the ranks' processes and why they cannot share memory, if so."""
+def _meet(group: GroupRef, exchange: Exchange) -> list[Peer]:
+    """Return the ranks' processes.
+
+    Raises:
+        UnavailableError: they cannot share memory.
+    """
     try:
-        mine = Peer.me().to_text()
+        mine = json.dumps(Peer.me())
     except (OSError, AttributeError):
         mine = ""
     texts = exchange.texts("peers", mine)
     if group.size > MAX_RANKS:
-        return [], f"{group.size} ranks share their weights, at most {MAX_RANKS} can"
-    without = [rank for rank, text in enumerate(texts) if not text]
-    if without:
-        return [], f"rank {without[0]} has no /proc (shared memory needs Linux)"
-    peers = [Peer.from_text(text) for text in texts]
+        raise UnavailableError(f"{group.size} ranks share their weights, at most {MAX_RANKS} can")
+    if "" in texts:
+        raise UnavailableError(f"rank {texts.index('')} has no /proc (shared memory needs Linux)")
+    peers = [Peer(*json.loads(text)) for text in texts]
     num_hosts = len({peer.host for peer in peers})
     if num_hosts > 1:
-        return [], f"the ranks run on {num_hosts} hosts or containers"
-    return peers, ""
+        raise UnavailableError(f"the ranks run on {num_hosts} hosts or containers")
+    return peers
 
 
 def _close(made: weakref.ref[SharedMemoryCollectives]) -> None:

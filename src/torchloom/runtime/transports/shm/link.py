@@ -155,10 +155,6 @@ class Link:
         """Signal one rank; never blocks."""
         self._open().post(self._index(signal, self.rank, to))
 
-    def has(self, signal: Signal, source: int) -> bool:
-        """Take a signal of a rank if it has come."""
-        return self._open().take(self._index(signal, source, self.rank))
-
     def await_(self, signal: Signal, source: int, entry: NamedCollective) -> None:
         """Take a signal of a rank, waiting for it.
 
