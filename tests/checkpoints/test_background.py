@@ -133,24 +133,6 @@ def test_the_process_ends_after_the_save(tmp_path) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_memory_of_copies_is_used_again(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        places = []
-        for step in range(3):
-            train(engine, rank, 1, first=step)
-            engine.save_checkpoint(tmp_path, async_save=True)
-            held = engine._checkpoints._staging
-            places.append(
-                {key: tensor.data_ptr() for key, tensor in held.items() if tensor.numel()}
-            )
-        engine.wait_for_checkpoint()
-        return places
-
-    for places in run_ranks(2, fn):
-        assert places[1] == places[2] == places[0]
-
-
 # --- keep the last N
 
 

@@ -313,16 +313,3 @@ def test_containers_come_back_as_they_were(tmp_path) -> None:
         for text in refused:
             assert "client_state['v'] is a" in text, text
             assert "which a checkpoint cannot keep" in text
-
-
-def test_weights_are_not_exported_into_a_checkpoint(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        path = engine.save_checkpoint(tmp_path)
-        text = outcome(lambda: engine.save_16bit_model(path))
-        return text, outcome(lambda: engine.load_checkpoint(tmp_path))
-
-    for text, loaded in run_ranks(2, fn):
-        assert text.startswith("CheckpointError")
-        assert "global_step0" in text
-        assert loaded == "done"
