@@ -45,7 +45,7 @@ def connect(group: GroupRef, name: str, *, symmetric_memory: bool) -> Collective
             if dist.get_rank() == 0:
                 logger.warning(
                     "compile.symmetric_memory: %s; %d ranks communicate over %s instead (slower, same results)",
-                    error,
+                    str(error),  # a record that is kept would keep the memory through the error
                     group.size,
                     backend,
                 )
