@@ -37,7 +37,7 @@ from _stats import summarize
 from _trust_damage import DAMAGE
 from torchloom.checkpoints.manifest import BLOCK, blocks_of, check_files, read_manifest
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.wire import Wire
+from torchloom.runtime.lines.line import Wire
 
 _HERE = Path(__file__).parent
 _WORKER = _HERE / "_trust_worker.py"

@@ -70,9 +70,6 @@ KEPT: dict[str, tuple[str, ...]] = {
         "another_layer-aot_eager", "another_order-",
     ),
     "faults/test_ranks_that_recompile_alone.py::test_lengths_differ_between_ranks": ("3-True",),
-    "faults/test_train_tree.py::test_wrong_variables_are_one_sentence": (
-        "change0-RANK=2 is out of range for WORLD_SIZE=2",
-    ),
     # stages x backends x ranks: both stages that shard weights otherwise, both backends, two and three ranks
     "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses": ("3-aot_eager-3",),
     "engine/test_copies.py::test_a_copy_has_its_own_weights": (

@@ -202,3 +202,9 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def own_error(error: BaseException | None) -> TorchloomError | None:
     """Return the torchloom error that another error wraps, or None."""
     return next((each for each in causes(error) if isinstance(each, TorchloomError)), None)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an error's message; of one without a message, the name of its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -95,48 +93,6 @@ def optimizer_state(engine) -> dict[str, torch.Tensor]:
                 value = full[: each.spec.numel]
             found[f"{each.spec.name}.{key}"] = value.flatten().clone()
     return found
-
-
-def test_save_then_load_on_one_engine(tmp_path) -> None:
-    def fn(rank):
-        engine, model = make_engine()
-        train(engine, rank, 2)
-        saved = weights(model)
-        engine.save_checkpoint(tmp_path, tag="mark")
-        train(engine, rank, 2, first=2)
-        engine.load_checkpoint(tmp_path, tag="mark")
-        return saved, weights(model)
-
-    for saved, loaded in run_ranks(2, fn):
-        assert_equal(saved, loaded)
-
-
-def test_incomplete_checkpoint_is_never_the_newest(tmp_path) -> None:
-    def save(rank):
-        engine, _ = make_engine()
-        train(engine, rank, 1)
-        engine.save_checkpoint(tmp_path)
-
-    run_ranks(2, save)
-    (tmp_path / "global_step2.partial").mkdir()
-    assert (tmp_path / "latest").read_text() == "global_step1\n"
-    facts = json.loads((tmp_path / "global_step1" / "engine.json").read_text())
-    assert facts["params"]["up.weight"] == [17, 12]
-
-
-def test_client_state_that_is_not_json(tmp_path) -> None:
-    def save(rank):
-        engine, _ = make_engine()
-        train(engine, rank, 1)
-        try:
-            engine.save_checkpoint(tmp_path, client_state={"bad": object()})
-        except Exception as error:  # noqa: BLE001
-            return type(error).__name__, str(error)
-        return "none", ""
-
-    for kind, text in run_ranks(2, save):
-        assert kind == "CheckpointError"
-        assert "JSON-able" in text
 
 
 def test_16bit_export_loads_into_the_plain_model(tmp_path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from support.checkpoints import leftovers, names_in, outcome, save_steps, state_of
+from support.checkpoints import leftovers, outcome, save_steps, state_of
 from support.ranks import run_ranks
 from support.runs import make_engine, train
 from torchloom.checkpoints import folder
@@ -169,25 +169,3 @@ def test_a_file_in_place_of_the_folder(tmp_path) -> None:
     for found in run_ranks(2, fn):
         for text in found:
             assert text.startswith("CheckpointError"), text
-
-
-def test_an_export_that_fails_is_told_on_all_ranks(tmp_path) -> None:
-    (tmp_path / "file").touch()
-
-    def fn(rank):
-        engine, _ = make_engine(3)
-        engine.save_16bit_model(tmp_path / "good")
-        if rank == 0:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        found = [
-            outcome(lambda: engine.save_16bit_model(tmp_path / "good")),
-            outcome(lambda: engine.save_16bit_model(tmp_path / "good", "model.pt")),
-            outcome(lambda: engine.save_16bit_model(tmp_path / "file" / "x")),
-        ]
-        train(engine, rank, 1)
-        return found
-
-    for found in run_ranks(2, fn):
-        assert all(text.startswith("CheckpointError") for text in found), found
-        assert all("rank 0" in text for text in found)
-    assert names_in(tmp_path / "good") == ["model.safetensors"]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from support.checkpoints import names_in, save_steps
 from support.runs import assert_equal
 from torchloom.checkpoints.contents import read_contents
-from torchloom.checkpoints.weight_files import export
+from torchloom.checkpoints.save_model import export
 from torchloom.errors import CheckpointError
 
 WHOLE, FEW, MANY = 1 << 40, 2000, 600

@@ -313,38 +313,3 @@ def test_containers_come_back_as_they_were(tmp_path) -> None:
         for text in refused:
             assert "client_state['v'] is a" in text, text
             assert "which a checkpoint cannot keep" in text
-
-
-def test_an_export_of_buffers_that_share_memory(tmp_path) -> None:
-    from safetensors.torch import load_file
-
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
-            ids = torch.arange(6)
-            self.register_buffer("whole", ids)
-            self.register_buffer("same", ids)
-            self.register_buffer("part", ids[2:4])
-
-    def fn(rank):
-        engine = own_engine(lambda p: torch.optim.SGD(p, lr=0.1), model=Shared())
-        return outcome(lambda: engine.save_16bit_model(tmp_path))
-
-    assert run_ranks(2, fn) == ["done"] * 2
-    found = load_file(tmp_path / "model.safetensors")
-    assert found["whole"].tolist() == list(range(6))
-    assert found["part"].tolist() == [2, 3]
-
-
-def test_weights_are_not_exported_into_a_checkpoint(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        path = engine.save_checkpoint(tmp_path)
-        text = outcome(lambda: engine.save_16bit_model(path))
-        return text, outcome(lambda: engine.load_checkpoint(tmp_path))
-
-    for text, loaded in run_ranks(2, fn):
-        assert text.startswith("CheckpointError")
-        assert "global_step0" in text
-        assert loaded == "done"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 import torchloom
 from support.checkpoints import outcome
@@ -184,18 +184,6 @@ def test_a_loader_of_the_callers(tmp_path) -> None:
     assert saved[0] != saved[1]
     assert run_ranks(2, load) == saved
     assert run_ranks(1, load) == [0]  # means nothing to another number of ranks
-
-
-def test_it_is_a_data_loader() -> None:
-    def fn(rank):
-        _, loader = make(Numbers())
-        assert isinstance(loader, DataLoader)
-        assert len(loader) == 7
-        before = torch.get_rng_state()
-        list(loader)
-        assert torch.equal(before, torch.get_rng_state())
-
-    run_ranks(2, fn)
 
 
 def read(loader, epochs, at=None, act=lambda found: None, sets_epoch=True):

@@ -78,20 +78,6 @@ def test_a_link_does_not_count(tmp_path) -> None:
     assert (tmp_path / "runs" / "start" / "manifest.json").exists()
 
 
-def test_a_tag_that_is_saved_again_and_has_a_link(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        engine.save_checkpoint(tmp_path, "last", keep_last=1)
-        if rank == 0:
-            (tmp_path / "best").symlink_to("last")
-        train(engine, rank, 1)
-        return engine.save_checkpoint(tmp_path, "last", keep_last=1)
-
-    assert run_ranks(2, fn) == [str(tmp_path / "last")] * 2
-    assert tags_in(tmp_path) == ["best", "last"]
-    assert folder.is_checkpoint(tmp_path / "best")
-
-
 def test_a_checkpoint_that_vanishes_meanwhile(tmp_path) -> None:
     """Somebody else cleans up: the others are pruned all the same."""
     save(tmp_path, None, [1, 2, 3])

@@ -133,9 +133,9 @@ def test_all_ranks_raise_and_none_waits(tmp_path, is_first) -> None:
     def fn(rank: int) -> str:
         model = torchloom.shard_model(tricky(), persistence_threshold=20)
         if not is_first and rank == 0:
-            from torchloom.checkpoints import weight_files
+            from torchloom.checkpoints import save_model as module
 
-            real, count = weight_files._write, []
+            real, count = module._write, []
 
             def full(*args):
                 count.append(1)
@@ -143,7 +143,7 @@ def test_all_ranks_raise_and_none_waits(tmp_path, is_first) -> None:
                     raise OSError(28, "No space left on device", str(folder))
                 return real(*args)
 
-            weight_files._write = full
+            module._write = full
         with pytest.raises(CheckpointError) as caught:
             torchloom.save_model(model, folder, max_shard_size=900)
         model(tokens(0, rank)).backward()  # all goes on

@@ -68,21 +68,6 @@ def evaluates_at_another_step(engine, model, rank):
         step(engine, rank)
 
 
-def evaluates_alone(engine, model, rank):
-    for index in range(6):
-        if index == 2 and rank == 1:
-            with torch.no_grad():
-                engine(batch(rank))
-        step(engine, rank)
-
-
-def takes_the_state_alone(engine, model, rank):
-    for index in range(6):
-        if index == 2 and rank == 0:
-            model.state_dict()
-        step(engine, rank)
-
-
 def gathers_alone(engine, model, rank):
     step(engine, rank)
     if rank == 0:
@@ -126,8 +111,6 @@ def leaves_a_step_out(engine, model, rank):
 
 PROGRAMS = (
     evaluates_at_another_step,
-    evaluates_alone,
-    takes_the_state_alone,
     gathers_alone,
     saves_alone,
     another_order,
@@ -164,9 +147,7 @@ def test_eager(program) -> None:
     check(run(2, program, 3, "", shared=False))
 
 
-@pytest.mark.parametrize(
-    "program", [evaluates_alone, gathers_alone, saves_alone, leaves_a_step_out]
-)
+@pytest.mark.parametrize("program", [gathers_alone, leaves_a_step_out])
 def test_shared_memory(program) -> None:
     check(run(2, program, 3, "", shared=True))
 
@@ -268,8 +249,7 @@ def test_two_engines_of_equal_names_in_another_order() -> None:
     check(run_ranks(2, fn), ("rank 0", "rank 1", "of engine 2"))
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("stage", "is_compiled"), [(2, False), (3, True)])
 def test_two_models_of_own_loops_and_equal_names_in_another_order(
     stage: int, is_compiled: bool
 ) -> None:
@@ -334,10 +314,12 @@ def weight_decay(optimizer, rank):
         group["weight_decay"] = 0.01 + 0.1 * rank
 
 
-@pytest.mark.parametrize("loop", [own_loop, engine_loop])
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [(plateau, ("lr=0.01", "lr=0.005")), (weight_decay, ("weight_decay=0.11",))],
+    ("loop", "change", "words"),
+    [
+        (own_loop, plateau, ("lr=0.01", "lr=0.005")),
+        (engine_loop, weight_decay, ("weight_decay=0.11",)),
+    ],
 )
 def test_optimizers_that_step_with_other_numbers(loop, change, words) -> None:
     check(run_ranks(2, loop, change), ("rank 0", "rank 1", "step with different numbers", *words))

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from support.ranks import run_ranks
+from torchloom._torch.distributed import default_store
 from torchloom.errors import AgreementError
 from torchloom.position import POSITION, Verdict
 from torchloom.runtime import get_communicator, lines
@@ -28,7 +29,7 @@ def test_between_the_messages_and_the_wait_for_them() -> None:
         comm = get_communicator(dist.group.WORLD)
         comm.sum_(torch.ones(1), "first")
         if rank == 0:
-            time.sleep(8)  # alive, and not to come
+            default_store().wait(["judged"])  # alive, and not to come
             return 0.0
         started = time.monotonic()
         shard = torch.ones(2)
@@ -36,6 +37,7 @@ def test_between_the_messages_and_the_wait_for_them() -> None:
         tell_this_rank()
         with pytest.raises(AgreementError, match="different programs"):
             comm.wait(fulls)
+        default_store().set("judged", "")
         return time.monotonic() - started
 
     assert max(run_ranks(2, fn, timeout_s=60)) < 5
@@ -45,13 +47,14 @@ def test_before_a_collective_of_torchs_own() -> None:
     def fn(rank: int) -> float:
         get_communicator(dist.group.WORLD).sum_(torch.ones(1), "first")
         if rank == 0:
-            time.sleep(8)
+            default_store().wait(["judged"])
             return 0.0
         started = time.monotonic()
         tell_this_rank()
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(3))
         assert POSITION.verdict == VERDICT
+        default_store().set("judged", "")
         return time.monotonic() - started
 
     assert max(run_ranks(2, fn, timeout_s=60)) < 5

@@ -67,35 +67,6 @@ def test_agreement_names_the_rank_that_never_came() -> None:
     assert "ranks [1] did not reach 'the plan'" in run_ranks(2, fn)[0]
 
 
-def test_agreement_counts_separately_per_engine() -> None:
-    def fn(rank):
-        one, _ = make_engine()
-        two, _ = make_engine(2)
-        return one.rank + two.rank
-
-    assert run_ranks(2, fn) == [0, 2]
-
-
-def test_ranks_tell_each_other_texts() -> None:
-    def fn(rank):
-        agreement = new_agreement(rank, 3, timeout_s=10.0)
-        return agreement.texts("names", f"rank {rank}\0 with any character")
-
-    assert run_ranks(3, fn) == [[f"rank {r}\0 with any character" for r in range(3)]] * 3
-
-
-def test_ranks_that_ask_for_different_texts_are_told() -> None:
-    def fn(rank):
-        agreement = new_agreement(rank, 2, timeout_s=10.0)
-        try:
-            agreement.texts("sizes" if rank else "names", "1")
-        except AgreementError as error:
-            return str(error)
-        return "none"
-
-    assert all("sizes" in text and "names" in text for text in run_ranks(2, fn))
-
-
 def test_a_forked_child_that_ends_is_not_taken_for_its_rank() -> None:
     def fn(rank):
         engine, _ = make_engine()

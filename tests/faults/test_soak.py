@@ -14,8 +14,7 @@ SOAK = Path(__file__).parents[2] / "bench" / "soak"
 sys.path.insert(0, str(SOAK))
 
 from _compare import differences
-from _kills import plan_kills
-from _slopes import MAX_RSS_KIB_PER_1000, grown, slope, within_processes
+from _slopes import MAX_RSS_KIB_PER_1000, slope, within_processes
 
 sys.path.remove(str(SOAK))
 
@@ -100,17 +99,3 @@ def test_growth_within_a_process_is_noticed() -> None:
     assert within_processes(_life(threads=1))["more_threads"] == 1
     assert within_processes(_life(descriptors=2))["more_descriptors"] == 2
     assert slope([(0, 1.0), (2, 5.0)]) == 2.0
-
-
-def test_growth_from_start_to_start_is_noticed() -> None:
-    level = [{"step": i, "processes": 3, "files": 5 + i % 2} for i in range(6)]
-    assert grown(level) == []
-    left = [{"step": i, "processes": 3 + i, "files": 5} for i in range(6)]
-    assert grown(left) == ["processes: [3, 4, 5, 6, 7, 8]"]
-
-
-def test_kills_follow_the_seed() -> None:
-    kills = plan_kills(10, 1000, seed=3)
-    assert kills == plan_kills(10, 1000, seed=3) != plan_kills(10, 1000, seed=4)
-    assert {kill.kind for kill in kills} == {"worker", "save", "launcher", "start"}
-    assert [kill.step for kill in kills] == sorted(kill.step for kill in kills)

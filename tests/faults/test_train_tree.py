@@ -150,30 +150,15 @@ def test_full_memory_is_told_with_rank_and_phase(grow, tmp_path) -> None:
     tree.assert_gone()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"RANK": "2"}, "RANK=2 is out of range for WORLD_SIZE=2"),
-        ({"RANK": "first"}, "RANK='first' is not a number"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' is not a number"),
-        ({"MASTER_ADDR": "no.such.host.invalid"}, "MASTER_ADDR='no.such.host.invalid'"),
-    ],
-)
-def test_wrong_variables_are_one_sentence(tmp_path, change, words: str) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(b"some text to learn\n" * 2000)
-    argv = ["train", "--no-compile", "--data", str(text), "--out", str(tmp_path / "out")]
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
-    variables |= change
+def test_wrong_variables_are_one_sentence(tmp_path) -> None:
+    argv = ["train", "--no-compile", "--data", __file__, "--out", str(tmp_path), "--seq-len", "16"]
+    variables = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
     done = subprocess.run(
-        [sys.executable, "-m", "torchloom", *argv, "--seq-len", "16"],
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=False,
+        [sys.executable, "-m", "torchloom", *argv],
+        capture_output=True, text=True, timeout=40, check=False,
         env=envs.child_environment(variables),
-    )
+    )  # fmt: skip
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert "ConfigError" in line
-    assert words in line
+    assert "RANK=2 is out of range for WORLD_SIZE=2" in line

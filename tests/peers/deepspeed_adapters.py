@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchloom
 from torchloom.checkpoints.contents import read_contents
-from torchloom.checkpoints.weight_files import export
+from torchloom.checkpoints.save_model import export
 from torchloom.config import load_config
 from torchloom.shard import layout_of, local_shard, sharded_models
 from torchloom.shard.shards import cut

@@ -56,62 +56,59 @@ def equal_on_all(results):
     return results[0]
 
 
-@both
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_bucket_of_gathers_is_one_collective(world_size: int, dtype, coalesces: bool) -> None:
-    def fn(rank):
-        group, transport = collectives(coalesces)
-        shards = [cut(whole(9, n, dtype), rank, shard_numel_of(n, world_size)) for n in NUMELS]
-        fulls = [torch.full((len(s) * world_size,), math.nan, dtype=dtype) for s in shards]
-        transport.all_gather(shards, fulls, W).finish()
-        for numel, full in zip(NUMELS, fulls, strict=True):
-            assert torch.equal(full[:numel], whole(9, numel, dtype))
-            assert not full[numel:].any()
-        return group.asked
-
-    assert equal_on_all(run_ranks(world_size, fn)) == calls_of(GATHER, coalesces)
+def gathers(transport, rank: int, size: int, dtype) -> None:
+    shards = [cut(whole(9, n, dtype), rank, shard_numel_of(n, size)) for n in NUMELS]
+    fulls = [torch.full((len(s) * size,), math.nan, dtype=dtype) for s in shards]
+    transport.all_gather(shards, fulls, W).finish()
+    for numel, full in zip(NUMELS, fulls, strict=True):
+        assert torch.equal(full[:numel], whole(9, numel, dtype))
+        assert not full[numel:].any()
 
 
-@both
-@pytest.mark.parametrize(("wire", "dtype"), [(F32, F32), (BF16, F32), (F32, BF16), (BF16, BF16)])
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_bucket_of_reductions_is_one_collective(
-    world_size: int, wire, dtype, coalesces: bool
-) -> None:
-    def fn(rank):
-        group, transport = collectives(coalesces)
-        fulls = [whole(rank, n, wire) for n in NUMELS]
-        shards = [
-            torch.full((shard_numel_of(n, world_size),), math.nan, dtype=dtype) for n in NUMELS
-        ]
-        transport.reduce_scatter(fulls, shards, 0.5, W).finish()
-        for numel, shard, full in zip(NUMELS, shards, fulls, strict=True):
-            total = sum(whole(peer, numel) for peer in range(world_size)) * 0.5
-            assert torch.equal(shard.float(), cut(total, rank, len(shard)))  # padding is zero
-            assert torch.equal(full, whole(rank, numel, wire))  # what was handed in stays
-        return group.calls
+def reduces(transport, rank: int, size: int, wire, dtype) -> None:
+    fulls = [whole(rank, n, wire) for n in NUMELS]
+    shards = [torch.full((shard_numel_of(n, size),), math.nan, dtype=dtype) for n in NUMELS]
+    transport.reduce_scatter(fulls, shards, 0.5, W).finish()
+    for numel, shard, full in zip(NUMELS, shards, fulls, strict=True):
+        total = sum(whole(peer, numel) for peer in range(size)) * 0.5
+        assert torch.equal(shard.float(), cut(total, rank, len(shard)))  # padding is zero
+        assert torch.equal(full, whole(rank, numel, wire))  # what was handed in stays
 
-    calls = equal_on_all(run_ranks(world_size, fn))
-    assert [call.name for call in calls] == calls_of(REDUCE, coalesces)
-    shards = [shard_numel_of(n, world_size) for n in NUMELS if n]
-    assert [n for call in calls for n in call.numels] == shards
+
+def sums(transport, rank: int, size: int, dtype) -> None:
+    tensors = [whole(rank, n, dtype) for n in NUMELS]
+    transport.all_reduce(tensors, 0.25, W).finish()
+    for numel, tensor in zip(NUMELS, tensors, strict=True):
+        total = sum(whole(peer, numel) for peer in range(size)) * 0.25
+        assert torch.equal(tensor.float(), total)
 
 
 @both
-@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_bucket_of_all_reduces_is_one_collective(world_size: int, dtype, coalesces: bool) -> None:
-    def fn(rank):
-        group, transport = collectives(coalesces)
-        tensors = [whole(rank, n, dtype) for n in NUMELS]
-        transport.all_reduce(tensors, 0.25, W).finish()
-        for numel, tensor in zip(NUMELS, tensors, strict=True):
-            total = sum(whole(peer, numel) for peer in range(world_size)) * 0.25
-            assert torch.equal(tensor.float(), total)
-        return group.asked
+def test_a_bucket_is_one_collective(world_size: int, coalesces: bool) -> None:
+    cases = [
+        (act, names, (dtype,))
+        for act, names in ((gathers, GATHER), (sums, SUM))
+        for dtype in (F32, BF16)
+    ]
+    cases += [
+        (reduces, REDUCE, pair) for pair in ((F32, F32), (BF16, F32), (F32, BF16), (BF16, BF16))
+    ]
 
-    assert equal_on_all(run_ranks(world_size, fn)) == calls_of(SUM, coalesces)
+    def fn(rank):
+        found = []
+        for act, _, dtypes in cases:
+            group, transport = collectives(coalesces)
+            act(transport, rank, world_size, *dtypes)
+            found.append([(call.name, call.numels) for call in group.calls])
+        return found
+
+    found = equal_on_all(run_ranks(world_size, fn))
+    for (act, names, _), calls in zip(cases, found, strict=True):
+        assert [name for name, _ in calls] == calls_of(names, coalesces)
+        if act is reduces:
+            shards = [shard_numel_of(n, world_size) for n in NUMELS if n]
+            assert [n for _, numels in calls for n in numels] == shards
 
 
 @both

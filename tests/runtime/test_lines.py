@@ -9,7 +9,7 @@ import pytest
 
 from torchloom.errors import PeerLostError
 from torchloom.position import POSITION, Verdict
-from torchloom.runtime.lines import breaking
+from torchloom.runtime.lines import line
 
 
 @pytest.fixture
@@ -21,28 +21,28 @@ def no_handler():
 
 
 def test_a_compilation_that_sleeps_is_interrupted(no_handler) -> None:
-    breaking.let_compilations_be_interrupted()
+    line.let_compilations_be_interrupted()
     started = time.monotonic()
     with pytest.raises(PeerLostError, match="rank 1 is gone"), POSITION.doing("compiling graph0"):
         POSITION.verdict = Verdict("lost", "rank 1 is gone")
-        breaking.interrupt_compilation()
+        line.interrupt_compilation()
         time.sleep(5)
     assert time.monotonic() - started < 3
 
 
 def test_nothing_but_a_compilation_is_interrupted(no_handler) -> None:
-    breaking.let_compilations_be_interrupted()
+    line.let_compilations_be_interrupted()
     POSITION.verdict = Verdict("lost", "rank 1 is gone")
-    breaking.interrupt_compilation()
+    line.interrupt_compilation()
     with POSITION.doing("saving"):
-        breaking.interrupt_compilation()
+        line.interrupt_compilation()
 
 
 def test_a_handler_of_the_program_stays(no_handler) -> None:
     seen = []
     signal.signal(signal.SIGURG, lambda *_: seen.append(1))
-    breaking.let_compilations_be_interrupted()
+    line.let_compilations_be_interrupted()
     with POSITION.doing("compiling graph0"):
         POSITION.verdict = Verdict("lost", "rank 1 is gone")
-        breaking.interrupt_compilation()
+        line.interrupt_compilation()
     assert seen == []

@@ -73,8 +73,8 @@ KNOWN = {
     ("recipes/train/loop.py", "broadcast_object_list"): RANKS,
     ("compiler/backend_fn.py", "import_module"): USERS,
     ("files.py", "CDLL"): "the C library that is loaded already",
-    ("runtime/transports/shm/semaphore.py", "CDLL"): "the C library that is loaded already",
-    ("runtime/transports/shm/semaphore.py", "PyDLL"): "the C library that is loaded already",
+    ("runtime/transports/shm/link.py", "CDLL"): "the C library that is loaded already",
+    ("runtime/transports/shm/link.py", "PyDLL"): "the C library that is loaded already",
     (
         "serve/call/entry.py",
         "exec",

@@ -18,7 +18,7 @@ from torchloom import envs
 from torchloom.cli.exposure import listening, told_listening
 from torchloom.cli.load import interpreter
 from torchloom.errors import ConfigError
-from torchloom.launch.loopback import is_loopback, serve_store
+from torchloom.launch.rendezvous import is_loopback, serve_store
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OURS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

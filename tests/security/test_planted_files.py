@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from torchloom.checkpoints import lock, weight_files
+from torchloom.checkpoints import lock, save_model
 from torchloom.engine.monitors import _append
 from torchloom.errors import TorchloomError
 from torchloom.files import open_to_append, write_whole
@@ -17,7 +17,7 @@ from torchloom.pipeline.manager import PassManager
 from torchloom.recipes.train.metrics import json_lines
 from torchloom.recipes.train.preflight import make_out
 
-WEIGHT = weight_files.Weight("w", (2, 3), torch.float32, lambda: [torch.ones(6)])
+WEIGHT = save_model.Weight("w", (2, 3), torch.float32, lambda: [torch.ones(6)])
 
 
 def write_sink(path: Path) -> None:
@@ -33,16 +33,16 @@ def dump_graph(path: Path) -> None:
 
 WRITERS = {
     "text": ("file", lambda path: write_whole(path, "new")),
-    "one file of weights": ("a.safetensors", lambda p: weight_files.write_file([WEIGHT], p)),
+    "one file of weights": ("a.safetensors", lambda p: save_model.write_file([WEIGHT], p)),
     "a folder of weights": (
         "model.safetensors",
-        lambda p: weight_files.write_folder([WEIGHT], p.parent, 1 << 30),
+        lambda p: save_model.write_folder([WEIGHT], p.parent, 1 << 30),
     ),
     "an index of weights": (
         "model.safetensors.index.json",
-        lambda p: weight_files.write_folder([WEIGHT, WEIGHT._replace(name="v")], p.parent, 8),
+        lambda p: save_model.write_folder([WEIGHT, WEIGHT._replace(name="v")], p.parent, 8),
     ),
-    "weights by torch.save": ("a.pt", lambda p: weight_files.write_file([WEIGHT], p)),
+    "weights by torch.save": ("a.pt", lambda p: save_model.write_file([WEIGHT], p)),
     "a dump of a graph": ("g.00.pass.txt", dump_graph),
     "a tracker's csv": ("a.csv", lambda path: _append(path, "Train/a", 1, 2.0)),
     "metrics": ("metrics.jsonl", write_sink),

@@ -12,10 +12,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar, final
 
-from torchloom.exchange.base import late, named, unnamed
+from torchloom.exchange import late, named, unnamed
 
 _T = TypeVar("_T")
 
@@ -71,25 +71,24 @@ class SimulatedWorld:
             self._told[number][rank] = text
             self._changed.notify_all()
 
-    def wait_for(self, what: str, number: int, ranks: Iterable[int]) -> dict[int, str]:
-        """Return what ranks tell in one call, once all of them have.
+    def wait_for(self, what: str, number: int) -> list[str]:
+        """Return what ranks tell in one call, by rank, once all of them have.
 
         Args:
             what: what they tell, for the error.
             number: of the call.
-            ranks: whom to wait for.
 
         Raises:
             AgreementError: a rank has ended without it.
         """
-        wanted = set(ranks)
+        wanted = set(range(self.world_size))
         with self._changed:
             told = self._told[number]
             self._changed.wait_for(lambda: wanted <= told.keys() | self._ended)
             missing = sorted(wanted - told.keys())
             if missing:
                 raise late(what, missing, 0.0)
-            return {rank: told[rank] for rank in sorted(wanted)}
+            return [told[rank] for rank in sorted(wanted)]
 
     def _live(
         self,
@@ -120,14 +119,5 @@ class _Rank:
         """Tell all ranks a text, and return theirs; see `Exchange.texts`."""
         number = next(self._numbers)
         self._world.say(self.rank, number, named(what, text))
-        told = self._world.wait_for(what, number, range(self.world_size))
-        return list(unnamed(what, told).values())
-
-    def tell(self, what: str, text: str) -> None:
-        """Tell all ranks a text without waiting; see `Exchange.tell`."""
-        self._world.say(self.rank, next(self._numbers), named(what, text))
-
-    def hear(self, what: str, rank: int) -> str:
-        """Return what another rank says; see `Exchange.hear`."""
-        told = self._world.wait_for(what, next(self._numbers), [rank])
-        return unnamed(what, told)[rank]
+        told = self._world.wait_for(what, number)
+        return unnamed(what, told)

@@ -37,9 +37,7 @@ class Candidate(NamedTuple):
 
     def wrong(self) -> list[str]:
         """Compare all files with their digests; return what is wrong, a sentence per file."""
-        if self.manifest is None:
-            return [self.why_not]
-        return check_names(self.path, self.manifest) or check_files(self.path, self.manifest)
+        return _verify(self.path)[1]
 
 
 def candidates(root: Path) -> list[Candidate]:
@@ -131,7 +129,7 @@ def choose(root: Path, tag: str | None, ranks: Together) -> Path:
     failure = f"no checkpoint in {str(root)!r} can be loaded"
     passed: list[str] = []
     for name, path in ranks.together(failure, propose)[0]:
-        wrong = _verify(Path(path), ranks)
+        wrong = _verify_together(Path(path), ranks)
         if not wrong:
             return Path(path)
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -146,10 +144,11 @@ def choose(root: Path, tag: str | None, ranks: Together) -> Path:
     raise CheckpointError(f"{failure}: {'; '.join(passed[:_SHOWN])}")
 
 
-def _verify(path: Path, ranks: Together) -> list[str]:
+def _verify_together(path: Path, ranks: Together) -> list[str]:
     """Return what is wrong, the same on all ranks."""
     told = ranks.together(
-        f"checkpoint {str(path)!r} cannot be verified", lambda: _look(path, ranks)
+        f"checkpoint {str(path)!r} cannot be verified",
+        lambda: _verify(path, ranks.rank, ranks.world_size),
     )
     wrong = [
         sentence if ranks.world_size == 1 else f"rank {rank}: {sentence}"
@@ -163,11 +162,12 @@ def _verify(path: Path, ranks: Together) -> list[str]:
     return wrong
 
 
-def _look(path: Path, ranks: Together) -> tuple[str, list[str]]:
+def _verify(path: Path, rank: int = 0, world_size: int = 1) -> tuple[str, list[str]]:
+    """Return a digest of the manifest, and what is wrong with this rank's share of the files."""
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:
         return "", [str(error)]
     seal = hashlib.sha256(manifest.to_bytes()).hexdigest()
-    wrong = check_names(path, manifest) if ranks.rank == 0 else []
-    return seal, wrong or check_files(path, manifest, ranks.rank, ranks.world_size)
+    wrong = check_names(path, manifest) if rank == 0 else []
+    return seal, wrong or check_files(path, manifest, rank, world_size)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchloom.checkpoints.contents import PayloadPart
 from torchloom.checkpoints.deepspeed_files import (
     DeepSpeedFiles,
     ImportedParam,
@@ -19,13 +20,11 @@ from torchloom.checkpoints.deepspeed_files import (
 from torchloom.checkpoints.engine_values import Counters
 from torchloom.checkpoints.folder import check_tag
 from torchloom.checkpoints.lock import FOLDERS
-from torchloom.checkpoints.manifest import first_line
 from torchloom.checkpoints.snapshot import EngineSnapshot
-from torchloom.checkpoints.tensors import PayloadPart
 from torchloom.checkpoints.together import Together
 from torchloom.checkpoints.values import Value, add_state, value_of
 from torchloom.checkpoints.write import Request, write
-from torchloom.errors import CheckpointError
+from torchloom.errors import CheckpointError, first_line
 
 _SETTINGS, _OWN = (
     frozenset(names.split())

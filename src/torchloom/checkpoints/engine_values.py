@@ -5,18 +5,42 @@ State that others' code keeps where a checkpoint does not look is refused when i
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom.checkpoints import rng
 from torchloom.checkpoints.values import Value, plain_tensor, value_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import ParamSpec
 from torchloom.shard.state import ORIGINAL
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of this process's generators, as plain values and tensors."""
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=True),  # noqa: NPY002  the one that programs share
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_generators(state: dict[str, Any]) -> None:
+    """Set this process's generators to the states that `generator_states` returned."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    if torch.cuda.is_available() and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 class Leaf(Protocol):
@@ -57,6 +81,18 @@ class Counters:
     """Backward passes since the last micro-step ended."""
     forced_boundary: bool | None = None
     """What the caller said of the next micro-step."""
+
+
+def config_of(model: nn.Module) -> dict[str, Any] | None:
+    """Return the config of a model of transformers, or of one alike, as its config.json has it; None of others.
+
+    Args:
+        model: has the config as `model.config`.
+    """
+    to_text = getattr(getattr(model, "config", None), "to_json_string", None)
+    if not callable(to_text):
+        return None
+    return {"architectures": [type(model).__name__], **json.loads(str(to_text()))}
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
@@ -101,7 +137,7 @@ def values_of(
         "client_state": dict(client_state),
         "counters": vars(counters),
         "scaler": engine.scaler.state_dict(),
-        "generators": rng.capture(),
+        "generators": generator_states(),
     }
     for path, module in modules_with_extra_state(model).items():
         plain[f"extra/{path}"] = module.get_extra_state()

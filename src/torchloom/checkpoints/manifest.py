@@ -18,13 +18,13 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchloom.errors import CheckpointError
+from torchloom.errors import CheckpointError, first_line
 
 NAME = "manifest.json"
 FORMAT = 2
@@ -94,12 +94,6 @@ def reading(path: Path, where: str = "") -> Iterator[None]:
     except Exception as error:  # readers of JSON and of torch over damaged bytes raise anything
         kind = type(error).__name__
         raise CheckpointError(f"{path} is damaged{where}: {kind}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,15 +193,6 @@ class DigestBlock(NamedTuple):
     crc: int
 
 
-def blocks_of(files: dict[str, Sums]) -> list[DigestBlock]:
-    """Return all blocks of all files."""
-    return [
-        DigestBlock(name, index, crc)
-        for name, sums in sorted(files.items())
-        for index, crc in enumerate(sums.blocks)
-    ]
-
-
 def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int = 1) -> list[str]:
     """Compare this rank's share of all files with their digests; return what is wrong.
 
@@ -220,7 +205,11 @@ def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int =
     Returns:
         One sentence per bad file; empty if all is as it was saved.
     """
-    blocks: Sequence[DigestBlock] = blocks_of(manifest.files)[rank::world_size]
+    blocks = [
+        DigestBlock(name, index, crc)
+        for name, sums in sorted(manifest.files.items())
+        for index, crc in enumerate(sums.blocks)
+    ][rank::world_size]
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         found = threads.map(lambda block: _check(path / block.name, block), blocks)
         wrong: dict[str, str] = {}

@@ -16,30 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom.checkpoints import rng
 from torchloom.checkpoints.choose import choose
 from torchloom.checkpoints.contents import Contents, read_contents
 from torchloom.checkpoints.engine_values import (
     Counters,
     Trained,
+    generator_states,
     has_position,
     kind_of,
     modules_with_extra_state,
+    set_generators,
 )
 from torchloom.checkpoints.manifest import reading
-from torchloom.checkpoints.restore_model import (
+from torchloom.checkpoints.restore_tensors import (
     Write,
     check_same_model,
+    is_gradient,
     load_by_function,
     read_buffers,
-    read_weights,
-    whole_weights,
-)
-from torchloom.checkpoints.restore_training import (
-    is_gradient,
     read_gradients,
     read_groups,
     read_states,
+    read_weights,
+    whole_weights,
 )
 from torchloom.checkpoints.together import Together, answers, attempt
 from torchloom.errors import CheckpointError
@@ -215,7 +214,7 @@ def _prepare_run(
     _prepare_loader(engine, contents, ready)
     is_same = contents.world_size == engine.world.world_size
     if is_same and "generators" in contents.trees:
-        ready.setters.append((rng.restore, contents.value("generators"), rng.capture()))
+        ready.setters.append((set_generators, contents.value("generators"), generator_states()))
     else:
         ranks = f"written by {contents.world_size} ranks, {engine.world.world_size} load it"
         origin = ranks if contents.world_size else "imported"

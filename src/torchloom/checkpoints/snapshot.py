@@ -22,10 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchloom.checkpoints.engine_values import Counters, Leaf, Trained, kind_of, values_of
-from torchloom.checkpoints.tensors import PayloadPart
+from torchloom.checkpoints.contents import PayloadPart
+from torchloom.checkpoints.engine_values import (
+    Counters,
+    Leaf,
+    Trained,
+    config_of,
+    kind_of,
+    values_of,
+)
 from torchloom.checkpoints.values import Value, add_state, plain_tensor
-from torchloom.checkpoints.weight_files import config_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
 from torchloom.shard.shards import valid_numel

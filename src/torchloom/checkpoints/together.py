@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from torchloom._torch.distributed import own_store
 from torchloom._torch.hush import hushed_store
-from torchloom.checkpoints.manifest import first_line
-from torchloom.errors import CheckpointError, PeerLostError, TorchloomError
+from torchloom.errors import CheckpointError, PeerLostError, TorchloomError, first_line
 from torchloom.exchange import Alone, Exchange, StoreExchange
 from torchloom.runtime.lines import how_gone, longest_s
 

@@ -22,11 +22,8 @@ import torchloom
 from torchloom._torch.dcp import write_dcp_metadata
 from torchloom.checkpoints import folder
 from torchloom.checkpoints.choose import next_serial, prune
-from torchloom.checkpoints.contents import FORMAT
-from torchloom.checkpoints.lock import FOLDERS
-from torchloom.checkpoints.manifest import NAME, Manifest, Sums, write_summed
-from torchloom.checkpoints.snapshot import EngineSnapshot
-from torchloom.checkpoints.tensors import (
+from torchloom.checkpoints.contents import (
+    FORMAT,
     Index,
     PayloadPart,
     content_of,
@@ -34,6 +31,9 @@ from torchloom.checkpoints.tensors import (
     named_for_others,
     read_index,
 )
+from torchloom.checkpoints.lock import FOLDERS
+from torchloom.checkpoints.manifest import NAME, Manifest, Sums, write_summed
+from torchloom.checkpoints.snapshot import EngineSnapshot
 from torchloom.checkpoints.together import Together
 from torchloom.errors import CheckpointError
 from torchloom.files import sync_folder, write_whole

@@ -20,7 +20,7 @@ from torchloom.checkpoints.contents import Contents, read_contents
 from torchloom.checkpoints.deepspeed import import_deepspeed
 from torchloom.checkpoints.folder import check_tag, is_checkpoint
 from torchloom.checkpoints.manifest import check_names
-from torchloom.checkpoints.weight_files import export as export_weights
+from torchloom.checkpoints.save_model import export as export_weights
 from torchloom.cli.failures import writing
 from torchloom.cli.terminal import print_table
 from torchloom.errors import CheckpointError, ConfigError

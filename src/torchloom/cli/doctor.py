@@ -220,7 +220,7 @@ def _gloo_fails() -> str | None:
     """Make a world of one in a process of its own, so that this one keeps no group."""
     code = (
         "import torch, torch.distributed as dist\n"
-        "from torchloom.launch.loopback import serve_store, stay_local\n"
+        "from torchloom.launch.rendezvous import serve_store, stay_local\n"
         "stay_local()\n"
         "dist.init_process_group('gloo', store=serve_store(), rank=0, world_size=1)\n"
         "dist.all_reduce(torch.ones(1))\n"

@@ -17,7 +17,7 @@ from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.errors import ArtifactError
 from torchloom.files import why_not_own, why_replaceable
-from torchloom.launch.loopback import is_loopback
+from torchloom.launch.rendezvous import is_loopback
 from torchloom.serve.store.signing_key import SigningKey
 
 _MOST_FILES = 100_000

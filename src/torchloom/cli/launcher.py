@@ -39,7 +39,7 @@ from torchloom import envs
 from torchloom.cli.load import interpreter
 from torchloom.cli.parent import held_back
 from torchloom.cli.terminal import has_terminal, unread
-from torchloom.launch.loopback import ADDRESS, serve_store, stay_local
+from torchloom.launch.rendezvous import ADDRESS, serve_store, stay_local
 
 _FAILED = "torchloom/first to fail"
 SAVING = "saving after this step; once more to quit at once"

@@ -17,7 +17,7 @@ from torchloom.costs.hardware import Device
 from torchloom.costs.store import table_from_json, table_to_json
 from torchloom.costs.table import CostTable
 from torchloom.errors import AgreementError
-from torchloom.exchange import Alone, Exchange, StoreExchange, text_from
+from torchloom.exchange import Alone, Exchange, StoreExchange
 
 TIMEOUT_S = 600.0
 """How long rank 0 may measure while the others wait."""
@@ -48,10 +48,10 @@ def shared_table(
     exchange = exchange or _all_ranks(timeout_s)
     if exchange.world_size == 1:
         return table
+    is_sent = how == "max" or exchange.rank == 0
+    texts = exchange.texts(_TABLE, table_to_json(table) if is_sent else "")
     if how == "rank0":
-        text = text_from(exchange, 0, _TABLE, lambda: table_to_json(table))
-        return table_from_json(text)
-    texts = exchange.texts(_TABLE, table_to_json(table))
+        return table_from_json(texts[0])
     return slowest([table_from_json(text) for text in texts])
 
 

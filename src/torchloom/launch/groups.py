@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchloom import envs
-from torchloom.errors import ConfigError, PeerLostError
+from torchloom.errors import ConfigError, PeerLostError, first_line
 from torchloom.last_words import show_last_words
-from torchloom.launch.loopback import is_loopback, serve_store, stay_local
-from torchloom.launch.rendezvous import RENDEZVOUS_S, meet
+from torchloom.launch.rendezvous import RENDEZVOUS_S, is_loopback, meet, serve_store, stay_local
 from torchloom.runtime import Communicator, get_communicator
 
 
@@ -84,10 +83,9 @@ def ensure_process_group(
         RuntimeError,
         ValueError,
     ) as error:  # what c10d and backends raise, by no type of their own
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise PeerLostError(
             f"rank {launch.rank} of {launch.world_size} could not join the process group over "
-            f"{backend} ({first}): check that the hosts reach each other, and the network "
+            f"{backend} ({first_line(error)}): check that the hosts reach each other, and the network "
             f"interface that {'NCCL' if backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME names"
         ) from None
     show_last_words()  # around torch's own hook

@@ -1,15 +1,18 @@
-"""Let the ranks meet within a time limit, or raise an error that names the missing ones and the reason.
+"""Lets the ranks meet within a time limit, or raises an error that names the missing ones and the reason.
 
     resolve the address -> rank 0 opens a store there, others reach it -> each rank says that it is
     here -> all are here, or the missing ones are named
 
 `torch.distributed`'s own rendezvous waits as long as a collective may take, and does not name the
-missing ranks.
+missing ranks. Its key-value store and gloo authenticate nobody: whoever can connect takes part. By default the store
+listens on all interfaces, and gloo on the one that the host's name resolves to; ranks of one host stay on loopback.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import ipaddress
 import itertools
 import os
 import socket
@@ -22,9 +25,71 @@ import torch.distributed as dist
 
 from torchloom import envs
 from torchloom._torch.hush import hushed_store
-from torchloom.errors import ConfigError, PeerLostError
-from torchloom.launch.loopback import is_loopback, serve_store
+from torchloom.errors import ConfigError, PeerLostError, first_line
 from torchloom.log import get_logger
+
+ADDRESS = "127.0.0.1"
+_INTERFACE = "lo"
+_LAST_PORT = 65535
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a name or address can only stand for this host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def stay_local() -> None:
+    """Let gloo and NCCL of this process and its children connect over loopback, unless the user chose otherwise."""
+    if any(name == _INTERFACE for _, name in socket.if_nameindex()):
+        envs.set_default("GLOO_SOCKET_IFNAME", _INTERFACE)
+        envs.set_default("NCCL_SOCKET_IFNAME", _INTERFACE)
+
+
+def serve_store(port: int = 0, world_size: int | None = None) -> dist.TCPStore:
+    """Return a store that is served by this process, on loopback alone.
+
+    Args:
+        port: where; 0 takes one that is free.
+        world_size: how many processes will use it, where that is known.
+
+    Raises:
+        ConfigError: the port is taken or out of range.
+    """
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError(f"{port} is no port: set MASTER_PORT to one of 1 to {_LAST_PORT}")
+    try:
+        bound, descriptor = _listen(port)
+        return dist.TCPStore(
+            ADDRESS,
+            bound,
+            world_size,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,  # this process may serve the port already, for a group before this one
+            master_listen_fd=descriptor,
+        )
+    except (OSError, dist.DistError) as error:
+        raise ConfigError(
+            f"port {port} of {ADDRESS} cannot be used for rendezvous ({error}): end the run that holds it, or "
+            "set MASTER_PORT to another"
+        ) from error
+
+
+def _listen(port: int) -> tuple[int, int | None]:
+    """Return a port and a descriptor that listens there, None where something does already."""
+    try:
+        listening = socket.create_server((ADDRESS, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return port, None
+    return listening.getsockname()[1], listening.detach()
+
 
 logger = get_logger(__name__)
 
@@ -76,7 +141,7 @@ def meet(launch: envs.Launch, place: envs.Meeting, limit_s: float = RENDEZVOUS_S
     except dist.DistError as error:
         raise PeerLostError(
             f"rank {launch.rank} lost the store at {_at(place)} while the ranks were meeting "
-            f"({_first_line(error)}): look at the output of rank 0"
+            f"({first_line(error)}): look at the output of rank 0"
         ) from None
     return dist.PrefixStore("group", store)
 
@@ -94,7 +159,7 @@ def _reach(launch: envs.Launch, place: envs.Meeting, deadline: float, serial: in
         except dist.DistNetworkError as error:
             num_refused += 1
             if num_refused == _MOST_REFUSED:
-                raise _unusable(launch, place, _first_line(error)) from None
+                raise _unusable(launch, place, first_line(error)) from None
             time.sleep(0.1)
             continue
         # A store of the launcher outlives the ranks, and one process may meet several times.
@@ -149,7 +214,7 @@ def _open(launch: envs.Launch, place: envs.Meeting, deadline: float, *, is_first
         return store
     if isinstance(store, dist.DistNetworkError):
         raise store
-    why = f"no answer within {limit_s:.0f} s" if store is None else _first_line(store)
+    why = f"no answer within {limit_s:.0f} s" if store is None else first_line(store)
     raise _unusable(launch, place, why)
 
 
@@ -262,7 +327,3 @@ def _await_all(
 
 def _at(place: envs.Meeting) -> str:
     return f"{place.host}:{place.port}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

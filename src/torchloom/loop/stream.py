@@ -123,7 +123,7 @@ class StateStream:
             elif kind == "store":
                 self._store(chunk, resident)
             else:
-                chunk.tickets[kind].finish()
+                chunk.tickets[kind]()
                 if kind == "await store":
                     self._put(chunk.stores)
 
@@ -276,5 +276,5 @@ def _room(tensors: Iterable[Tensor]) -> int:
 def to_host(mover: Mover, value: Tensor) -> Tensor:
     """Return a copy of a tensor in host memory that answers as one of its device."""
     host = mover.arena.device_like(value)
-    mover.begin_copy("to_host", [(value, host)]).finish()
+    mover.begin_copy("to_host", [(value, host)])()
     return host

@@ -12,7 +12,7 @@ from torchloom.errors import ShardError
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.lines import open_lines
-from torchloom.runtime.transports.table import connect
+from torchloom.runtime.transports import connect
 
 _COMMUNICATORS: dict[str, Communicator] = {}
 

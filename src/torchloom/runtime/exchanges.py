@@ -12,7 +12,7 @@ from typing import Any, final
 import torch.distributed as dist
 
 from torchloom._torch.distributed import default_store, group_store, group_timeout
-from torchloom.errors import PeerLostError
+from torchloom.errors import PeerLostError, first_line
 from torchloom.exchange import Agreement, Alone, Exchange, StoreExchange
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.base import GroupRef
@@ -96,7 +96,7 @@ class _OverLines:
 def _store_lost(what: str, error: Exception) -> Verdict:
     return Verdict(
         "lost",
-        f"the key-value store of the run cannot be reached ({str(error).splitlines()[0]}) while "
+        f"the key-value store of the run cannot be reached ({first_line(error)}) while "
         f"ranks agree on {what}: the process that hosts it has ended, or its host cannot be "
         "reached; look at the output of rank 0 and of the launcher",
     )

@@ -60,13 +60,6 @@ class EqualRanks:
         del what
         return [text] * self.world_size
 
-    def tell(self, what: str, text: str) -> None:
-        """Tell nobody."""
-
-    def hear(self, what: str, rank: int) -> str:
-        """Refuse: what one rank alone says is made by rank 0, which this is."""
-        raise AssertionError(f"a simulated rank 0 was asked what rank {rank} says of {what!r}")
-
 
 _TRANSPORTS = {"gloo": GlooCollectives, "nccl": _NcclCollectives}
 

@@ -1,8 +1,7 @@
 """Host memory as a second pool beside the device's: an arena, and copies in both directions.
 
 arena     segments of host memory, cut into blocks, counted; accounts say whose they are
-mover     issues copies and waits for them; one per device
-engines   copies of a CPU, by a background thread per direction, and of a CUDA device, by a stream
+mover     issues copies, by threads or streams, and waits for them; one per device
 """
 
 from __future__ import annotations

@@ -1,8 +1,15 @@
-"""The mover: copies between one device and its host memory, counted.
+"""Copies tensors between one device and its host memory, beside compute, and counts what was copied.
 
-Two engines, one per direction, work off copies in order and beside compute. `begin_*` issues a
-copy and returns its results at once; `wait` makes them valid. The mover of a device is made at its
+Two engines, one per direction, work off copies in order: a background thread on a CPU, a stream on a GPU. `begin_*`
+issues a copy and returns its results at once; `wait` makes them valid. The mover of a device is made at its
 first use and lives as long as the process.
+
+Nothing is gained by threads on a CPU alone, where both pools are the same memory. They make every offload path truly
+asynchronous in tests: what a GPU could read or free too early, the threads can.
+
+A stream's copy begins after what the compute stream was given before it; `finish` lets the compute stream
+wait for it, without blocking the host. Memory needs no `record_stream`: the graph keeps both sides
+of a copy until its wait, and what the compute stream does after a wait comes after the copy.
 """
 
 from __future__ import annotations
@@ -10,9 +17,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,27 +27,79 @@ from torch import Tensor
 from torchloom._torch.modes import is_traced
 from torchloom.errors import MoveError
 from torchloom.runtime.host.arena import Account, Direction, HostArena, charged_account
-from torchloom.runtime.host.engines import Pairs, StreamEngine, ThreadEngine
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""(source, destination) of copies that belong together."""
 
 
-class Ticket(Protocol):
-    """A copy under way."""
-
-    def finish(self) -> None:
-        """Make the copy's results valid for what comes after."""
-        ...
+Ticket = Callable[[], object]
+"""Makes the results of copies under way valid for what comes after, and raises what they raised."""
 
 
-class CopyEngine(Protocol):
-    """Copies in one direction, in order, beside compute."""
+class ThreadEngine:
+    """Copies in the background, one batch after the other; the thread starts with the first."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, pairs: Pairs) -> Ticket:
-        """Begin to copy each source into its destination; hold both until it is done."""
-        ...
+        """Begin to copy each source into its destination."""
+        if self._thread is None:
+            # One thread of torch's: copies must not take the compute's cores.
+            self._thread = ThreadPoolExecutor(
+                1, f"torchloom-{self.name}", torch.set_num_threads, (1,)
+            )
+        return self._thread.submit(copy_all, list(pairs)).result
+
+    def stop(self) -> None:
+        """Finish what is queued and end the thread; a later `begin` starts a new one."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+
+@torch.no_grad()
+def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy each source into its destination, and let go of both: who waits may count on the memory being free."""
+    try:
+        while pairs:
+            source, destination = pairs.pop(0)
+            destination.copy_(source)
+    finally:
+        pairs.clear()
+
+
+class StreamEngine:
+    """Copies on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def begin(self, pairs: Pairs) -> Ticket:
+        """Begin to copy each source into its destination."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            for source, destination in pairs:
+                destination.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        held = list(pairs)  # until the compute stream waits for them
+
+        def finish() -> None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+            held.clear()
+
+        return finish
 
     def stop(self) -> None:
         """Wait for all copies."""
-        ...
+        self._stream.synchronize()
+
+
+CopyEngine = ThreadEngine | StreamEngine
+"""Copies in one direction, in order, beside compute."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +149,11 @@ class Mover:
         return results[0]
 
     def begin_copy(self, direction: Direction, pairs: Pairs) -> Ticket:
-        """Begin copies into memory that the caller owns; the ticket's `finish` makes them valid.
+        """Begin copies into memory that the caller owns; calling the ticket makes them valid.
 
         Args:
             direction: which engine copies.
-            pairs: (source, destination), neither of which may change or die before `finish`.
+            pairs: (source, destination), neither of which may change or die before it is called.
         """
         for source, destination in pairs:
             self._total.moved[direction] += source.nbytes
@@ -128,7 +187,7 @@ class Mover:
                 f"{self.device} and the host: a pass placed two waits for one start, or none"
             )
         self._fly(-nbytes, account)
-        ticket.finish()
+        ticket()
 
     def stats(self, account: Account | None = None) -> MoveStats:
         """Return the running totals of an account, default: of all that this process has moved."""

@@ -32,9 +32,12 @@ from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import CHANNELS, NamedCollective, label
-from torchloom.runtime.lines.breaking import end_waits_with_verdict, let_compilations_be_interrupted
 from torchloom.runtime.lines.hub import Hub
-from torchloom.runtime.lines.line import Line
+from torchloom.runtime.lines.line import (
+    Line,
+    end_waits_with_verdict,
+    let_compilations_be_interrupted,
+)
 from torchloom.runtime.lines.report import Limits
 
 __all__ = [
@@ -233,7 +236,8 @@ def longest_s() -> float:
 def _open_hub(store: Any) -> Hub | None:
     host, token = _own_address(), secrets.token_hex(16)
     try:
-        listener = socket.create_server((host, 0), family=_family(host), backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=1024)
     except OSError as error:
         logger.warning("ranks cannot tell each other where they are: %s: %s", host, error)
         store.set("address", "")
@@ -264,7 +268,3 @@ def _own_address() -> str:
                 probe.connect(address)  # of a datagram socket: sends nothing, chooses a route
                 return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

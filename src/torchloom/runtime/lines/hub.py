@@ -21,8 +21,8 @@ from typing import Any
 from torchloom.log import get_logger
 from torchloom.position import Verdict
 from torchloom.runtime.lines.judge import judge
+from torchloom.runtime.lines.line import NO_WORD, Wire
 from torchloom.runtime.lines.report import Report, silent_report
-from torchloom.runtime.lines.wire import NO_WORD, Wire
 
 logger = get_logger(__name__)
 

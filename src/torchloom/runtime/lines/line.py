@@ -1,29 +1,150 @@
-"""A rank's line to rank 0: a thread that speaks when this rank waits for long, and listens.
+"""Connects a rank to rank 0 by a thread that speaks when this rank waits for long, listens, and ends waits.
 
 Ranks open their lines at the same point of the program. One that comes long before rank 0 goes on, and
 its thread finds rank 0 when it is there.
 
-While nobody waits it does nothing but look, four times a second. When a verdict comes it ends the
-wait of the main thread, which then raises the verdict as its error.
+While nobody waits the thread does nothing but look, four times a second. When a verdict comes it ends what the main
+thread stands in, which then raises the verdict as its error: a compilation by a signal, a wait inside gloo by breaking
+its connections. Gloo takes no call back: a receive that times out puts every connection of its group into an error
+state (gloo's UnboundBuffer::waitRecv), and whoever waits in one, on this rank or another, then raises.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import select
+import signal
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import torch
+
+from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Verdict, Wait
-from torchloom.runtime.lines.breaking import interrupt_compilation, is_compiling
-from torchloom.runtime.lines.report import Limits, idle_without_tags, report_of
-from torchloom.runtime.lines.wire import NO_WORD, Wire
+from torchloom.runtime.base import GroupRef
+from torchloom.runtime.channel import CHANNELS
+from torchloom.runtime.lines.report import Limits, blocked_in, idle_without_tags, report_of
+
+_MOST_BYTES = 1 << 20
+_IDLE_S, _PROBE_S, _PROBES = 2, 1, 4
+"""A host that cannot be reached is noticed after 2 + 4 * 1 s; a shorter break is survived."""
+NO_WORD = "has ended without a word (killed, out of memory, or its host cannot be reached)"
+"""What is told of a rank whose connection has ended, but for those that say goodbye."""
+
+
+class Wire:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._read = b""
+        connection.settimeout(5.0)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", _IDLE_S),
+            ("TCP_KEEPINTVL", _PROBE_S),
+            ("TCP_KEEPCNT", _PROBES),
+            ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _PROBE_S * _PROBES)),
+        ):
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for select."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> bool:
+        """Send a message; return whether the connection stands."""
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            with self._lock:
+                self._socket.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the messages that have come, None where the connection has ended."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except (TimeoutError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data or len(self._read) > _MOST_BYTES:
+            return None
+        *lines, self._read = (self._read + data).split(b"\n")
+        try:
+            found = [json.loads(line) for line in lines]
+        except ValueError:
+            return None
+        return found if all(isinstance(each, dict) for each in found) else None
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+
+_NEVER_SENT = (1 << 29) + 7
+"""A tag that no message has: those of collectives have bit 30."""
+
+
+def end_waits_with_verdict(group: GroupRef) -> None:
+    """Let a verdict end the waits of a gloo group's ranks in this process."""
+    POSITION.on_verdict.append(lambda: _break(group))
+
+
+def _break(ref: GroupRef) -> None:
+    try:
+        group = ref()
+    except ShardError:
+        return
+    wait = POSITION.waiting
+    if wait is None and not blocked_in():
+        return  # the main thread meets the verdict when it next communicates
+    channel = None if wait is None else CHANNELS.get(wait.event.channel)
+    if channel is not None and channel.polls_verdict:
+        return
+    with contextlib.suppress(RuntimeError):  # the time-out, or a connection that is broken already
+        never = group.recv([torch.empty(1)], (ref.rank + 1) % ref.size, _NEVER_SENT)
+        never.wait(timedelta(milliseconds=1))
+
+
+def is_compiling() -> bool:
+    """Whether this rank compiles a graph, which needs the other ranks as soon as it runs."""
+    return POSITION.phase.startswith("compiling")
+
+
+def let_compilations_be_interrupted() -> None:
+    """Let `interrupt_compilation` reach the main thread, also in a call that sleeps or waits.
+
+    By SIGURG, which nothing happens at by default; a handler of the program's own stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
+        signal.signal(signal.SIGURG, _raise_verdict)
+
+
+def interrupt_compilation() -> None:
+    """Raise the verdict in the main thread."""
+    if signal.getsignal(signal.SIGURG) is _raise_verdict:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+
+
+def _raise_verdict(number: int, frame: object) -> None:
+    if POSITION.verdict is not None and is_compiling():
+        raise POSITION.verdict.error()
+
 
 logger = get_logger(__name__)
 

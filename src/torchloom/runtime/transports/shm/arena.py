@@ -64,7 +64,7 @@ def make_arena(peers: list[Peer], rank: int, exchange: Exchange, nbytes: int) ->
     Raises:
         UnavailableError: on every rank, when any of them could not map the memory.
     """
-    total = _round_up(ALIGNMENT + nbytes, mmap.PAGESIZE)
+    total = -(-(ALIGNMENT + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     offer, descriptor = _offer(total) if rank == 0 else ({}, None)
     try:
         made = json.loads(exchange.texts("offer", json.dumps(offer))[0])
@@ -150,10 +150,6 @@ def _map(owner: Peer, made: dict[str, object], total: int, own: int | None) -> m
     return mapping
 
 
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 class Peer(NamedTuple):
     """One rank's process. Its start time tells it from a later one with the same id."""
 
@@ -173,15 +169,6 @@ class Peer(NamedTuple):
         space = Path("/proc/self/ns/pid").readlink()
         pid = os.getpid()
         return Peer(f"{boot} {space}", pid, _start_of(pid))
-
-    def to_text(self) -> str:
-        """Return the peer as text for the store."""
-        return json.dumps(self)
-
-    @staticmethod
-    def from_text(text: str) -> Peer:
-        """Read what `to_text` wrote."""
-        return Peer(*json.loads(text))
 
     def is_alive(self) -> bool:
         """Whether the process still runs; one that has ended and was not waited for does not."""

@@ -4,11 +4,21 @@
 * reduce = every rank copies the slices that others own into its slot, and sums its own slice of all
   slots, in rank order: with the arithmetic of `runtime.transports.gloo`, bit for bit the same result;
 * all-reduce = both (`runtime.transports.summing`).
+
+What is to be done passes through a few slots per rank, in the same order on every rank:
+
+    begin   wait until all have read what was in my slot, fill it, say so
+    drain   wait until all have filled theirs, read them, say so
+
+A rank that begins more than there are slots first completes what it began longest ago, so a rank that is late for
+a moment holds nobody up as long as the slots last. All ranks begin and finish in one order, so some rank can always
+go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,9 +28,69 @@ from torchloom.errors import ShardError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Label, NamedCollective
 from torchloom.runtime.transports.shm.arena import ALIGNMENT
-from torchloom.runtime.transports.shm.link import Link
-from torchloom.runtime.transports.shm.ring import Ring, Work
+from torchloom.runtime.transports.shm.link import Link, Signal, mark_of
 from torchloom.runtime.transports.summing import SumsInRankOrder, sum_into
+
+
+class Work(NamedTuple):
+    """One slotful."""
+
+    fill: Callable[[Tensor], None]
+    """Writes this rank's contribution into its slot."""
+    drain: Callable[[Sequence[Tensor]], None]
+    """Reads the slots of all ranks, this one's included."""
+    entry: NamedCollective
+    """What this is a part of."""
+
+
+class Ring:
+    """The slots of all ranks, and what is on its way through them."""
+
+    def __init__(self, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
+        """Take slots that are free.
+
+        Args:
+            link: signals between the ranks.
+            slots: by rank, its slots: flat tensors of bytes, as many and as large on all ranks.
+        """
+        self._link, self._slots, self._num_slots = link, slots, len(slots[0])
+        self._issued: deque[Work] = deque()
+        self._num_issued = self._num_drained = 0
+
+    def begin(self, work: Sequence[Work]) -> int:
+        """Fill a slot for each work; returns a ticket for `finish`."""
+        for each in work:
+            if len(self._issued) == self._num_slots:
+                self._drain()
+            self._issue(each)
+        return self._num_issued
+
+    def finish(self, ticket: int) -> None:
+        """Complete all work up to a ticket of `begin`."""
+        while self._num_drained < ticket:
+            self._drain()
+
+    def _issue(self, work: Work) -> None:
+        for peer in self._link.others:
+            self._link.await_(Signal.FREE, peer, work.entry)
+        turn = self._num_issued % self._num_slots
+        work.fill(self._slots[self._link.rank][turn])
+        self._link.mark(turn, mark_of(work.entry, self._num_issued))
+        self._num_issued += 1
+        self._issued.append(work)
+        for peer in self._link.others:
+            self._link.send(Signal.FULL, peer)
+
+    def _drain(self) -> None:
+        work, turn = self._issued[0], self._num_drained % self._num_slots
+        for peer in self._link.others:
+            self._link.await_(Signal.FULL, peer, work.entry)
+            self._link.check(turn, mark_of(work.entry, self._num_drained), peer, work.entry)
+        work.drain([slots[turn] for slots in self._slots])
+        self._issued.popleft()
+        self._num_drained += 1
+        for peer in self._link.others:
+            self._link.send(Signal.FREE, peer)
 
 
 class SharedMemoryCollectives(SumsInRankOrder):
