@@ -10,9 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from torchloom import envs
-from torchloom.backends import discovery
-from torchloom.backends.claims import all_names, claims_of, tags_of
-from torchloom.backends.records import Origin
+from torchloom.backends.claims import (
+    Origin,
+    all_names,
+    claims_of,
+    discover,
+    tags_of,
+    why_not_loadable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class BackendInfo:
     """None for an entry point that nobody has loaded: its tags are unknown until then."""
     origin: Origin
     hidden: tuple[Origin, ...]
-    """Others that claim the name and lost: see `torchloom.backends.records` for the rule."""
+    """Others that claim the name and lost: see `torchloom.backends.claims` for the rule."""
     why_not: str | None
     """The reason why it would not work here, or None."""
 
@@ -43,13 +48,13 @@ def describe_backends() -> list[BackendInfo]:
         >>> [row.name for row in describe_backends() if not row.is_available]  # doctest: +SKIP
         ['cudagraphs', 'openxla', 'tvm']
     """
-    points = discovery.discover()
+    points = discover()
     rows = []
     for name in sorted(all_names()):
         origin, *hidden = claims_of(name)
         why_not = None
         if origin.kind == "entry point":
-            why_not = discovery.why_not(points[name][0])
+            why_not = why_not_loadable(points[name][0])
         elif origin.kind == "built-in" and name in _NEEDS:
             why_not = _NEEDS[name]()
         rows.append(BackendInfo(name, tags_of(name), origin, tuple(hidden), why_not))

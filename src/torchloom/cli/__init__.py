@@ -17,8 +17,7 @@ import typer
 
 import torchloom
 from torchloom import envs
-from torchloom.cli import failures
-from torchloom.cli.terminal import drop_unread, printable
+from torchloom.cli.terminal import drop_unread, printable, told
 from torchloom.errors import ConfigError, own_error
 
 _LAST_WORDS_S = 3.0
@@ -73,7 +72,7 @@ def _tell(asked: str | None, error: Exception) -> None:
         words = f"{type(own).__name__}: {own}"
     else:
         advice = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
-        words = failures.told(f"torchloom {asked}", error, advice)
+        words = told(f"torchloom {asked}", error, advice)
     print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
     if launch is not None and launch.world_size > 1:
         time.sleep(_LAST_WORDS_S)

@@ -32,7 +32,7 @@ from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
 from torchloom._torch.resolve import absent, is_expected
 from torchloom.backends.describe import cpp_compiler
 from torchloom.cli.exposure import CheckFinding, exposed
-from torchloom.cli.load import interpreter
+from torchloom.cli.processes import interpreter
 from torchloom.cli.terminal import print_table
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError

@@ -10,10 +10,9 @@ from torchloom.config.budget import parse_budget
 from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import frozen_map
-from torchloom.config.keys import Written
+from torchloom.config.keys import Written, check_params
 from torchloom.config.kinds import Kind, RefusedError, show
 from torchloom.config.model import CompileOptions, OffloadConfig, PassName, ZeroConfig
-from torchloom.config.params import check_params
 from torchloom.config.schema_compile import CompileSection
 
 _PASSES = "compile.passes"
