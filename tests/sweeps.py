@@ -360,16 +360,6 @@ ELSEWHERE: dict[str, str] = {
         "integrations/test_trainer.py::test_seq2seq_predicts_with_generate",
     "integrations/test_trainer.py::test_autocast_of_the_configuration_is_that_of_ddp":
         "integrations/test_trainer.py::test_bf16_computes_in_bf16_and_keeps_fp32",
-    "integrations/test_trainer.py::test_through_inductor":
-        "integrations/test_accelerate.py::test_through_inductor",
-    "integrations/test_lightning.py::test_through_inductor":
-        "integrations/test_accelerate.py::test_through_inductor",
-    "integrations/test_lightning.py::test_a_budget_is_kept_and_planned":
-        "integrations/test_accelerate.py::test_a_loop_equals_ddp_and_goes_on_from_its_files",
-    "integrations/test_lightning.py::test_two_ranks_then_one_then_two":
-        "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
-    "integrations/test_trainer.py::test_two_ranks_then_one_then_two":
-        "integrations/test_accelerate.py::test_two_ranks_then_one_then_two",
     "examples/test_recipes.py::test_a_budget_is_kept":
         "engine/test_whole_plan.py::test_graphs_share_the_room_for_weights",
     "examples/test_recipes.py::test_adapters_are_trained_and_saved_alone":

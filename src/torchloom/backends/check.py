@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from torchloom.backends.claims import CompilerFn
-from torchloom.backends.combinators import Backend, Forwarding
+from torchloom.backends.combinators import Backend, Combined
 from torchloom.backends.graphs import clone_inputs, copy_graph_module, name_of, tensors_of
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError, BackendMismatchError
@@ -92,38 +91,38 @@ logger = get_logger(__name__)
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
 
-@dataclass(frozen=True)
-class _Check(Forwarding):
-    backend: Backend
-    tolerance: Tolerance
-    grads: bool
-    on_mismatch: Callable[[str], object] | None
+def _beside_eager(
+    made: Combined,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any],
+    *parts: Any,
+) -> Any:
+    (backend,) = made.inner
+    eager = copy_graph_module(gm)
 
-    @property
-    def compiler_name(self) -> str:
-        return f"check_against_eager({name_of(self.backend)})"
+    def compile_fn(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return lookup_backend(backend)(graph, inputs, **options)
 
-    def inner(self) -> tuple[Backend, ...]:
-        return (self.backend,)
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        eager = copy_graph_module(gm)
-
-        def compile_fn(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            return lookup_backend(self.backend)(graph, inputs, **options)
-
-        return _Checked(self, eager, compile_fn, compile_fn(gm, example_inputs))
+    return _Checked(name_of(backend), eager, compile_fn, compile_fn(gm, example_inputs), *parts)
 
 
 class _Checked:
     """One compiled graph beside its eager twin."""
 
     def __init__(
-        self, check: _Check, eager: fx.GraphModule, compile_fn: Compile, compiled: Any
+        self,
+        backend: str,
+        eager: fx.GraphModule,
+        compile_fn: Compile,
+        compiled: Any,
+        tolerance: Tolerance,
+        grads: bool,
+        on_mismatch: Callable[[str], object] | None,
     ) -> None:
-        self._check, self._eager, self._compile = check, eager, compile_fn
-        self._compiled = compiled
-        self._grads_to_check = check.grads
+        self._backend, self._eager, self._compile = backend, eager, compile_fn
+        self._compiled, self._tolerance, self._on_mismatch = compiled, tolerance, on_mismatch
+        self._grads_to_check = grads
         self._is_random = False
 
     def __call__(self, *args: Any) -> Any:
@@ -150,7 +149,7 @@ class _Checked:
         twin: Sequence[Any],
         before: Sequence[Any],
     ) -> None:
-        tolerance = self._check.tolerance
+        tolerance = self._tolerance
         what, found = "output", first_difference(actual, expected, tolerance)
         if found is None:
             what, found = "input (changed in place)", first_difference(args, twin, tolerance)
@@ -162,7 +161,7 @@ class _Checked:
     def _compare_grads(self, args: Sequence[Any]) -> None:
         ours, theirs = clone_inputs(args), clone_inputs(args)
         actual, expected = _gradients(self._compiled, ours), _gradients(self._eager, theirs)
-        found = first_difference(actual, expected, self._check.tolerance)
+        found = first_difference(actual, expected, self._tolerance)
         if found is not None:
             placeholders = self._eager.graph.find_nodes(op="placeholder")
             wanted = [
@@ -173,10 +172,10 @@ class _Checked:
             self._report(f"gradient of input {wanted[found.index]!r}: {found.text}")
 
     def _report(self, what: str) -> None:
-        text = f"backend {name_of(self._check.backend)!r} differs from eager at {what}"
-        if self._check.on_mismatch is None:
+        text = f"backend {self._backend!r} differs from eager at {what}"
+        if self._on_mismatch is None:
             raise BackendMismatchError(text)
-        self._check.on_mismatch(text)
+        self._on_mismatch(text)
 
     def _say_random(self) -> None:
         if not self._is_random:
@@ -220,7 +219,9 @@ def check_against_eager(
     if (rtol is None) != (atol is None):
         raise BackendError("check_against_eager() takes rtol and atol together, or neither")
     lookup_backend(backend)
-    return _Check(backend, Tolerance(rtol, atol), grads, on_mismatch)
+    name = f"check_against_eager({name_of(backend)})"
+    parts = (Tolerance(rtol, atol), grads, on_mismatch)
+    return Combined(name, (backend,), _beside_eager, parts)
 
 
 def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
