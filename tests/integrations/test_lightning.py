@@ -235,7 +235,7 @@ def walk(strategy: Any, folder: Path, name: str) -> Any:
     return seen, torch.load(folder / f"{name}.ckpt", weights_only=False)["state_dict"]
 
 
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [1, 3])
 def test_each_entry_after_each_other_equals_ddp(tmp_path, stage) -> None:
     def run(rank: int) -> Any:
         from torchloom.integrations.lightning import TorchloomStrategy
