@@ -9,8 +9,15 @@ import pytest
 from rich.console import Console
 
 from torchloom.files import read_json_lines
-from torchloom.recipes.train.metrics import TENSORBOARD_TAGS, json_lines, shown, tensorboard
-from torchloom.recipes.train.summary import print_summary, summarize, write_charts
+from torchloom.recipes.train.metrics import (
+    TENSORBOARD_TAGS,
+    json_lines,
+    print_summary,
+    shown,
+    summarize,
+    tensorboard,
+    write_charts,
+)
 
 
 def step_row(step, **changes):

@@ -53,7 +53,6 @@ KNOWN = {
     ("_torch/stored.py", "AOTCompileUnpickler"): TRUSTED,
     ("_torch/stored.py", "GraphPickler.loads"): TRUSTED,
     ("backends/registry.py", "import_module"): CONSTANT,
-    ("backends/describe.py", "find_spec"): LOOKED_UP,
     ("backends/claims.py", "find_spec"): LOOKED_UP,
     ("cli/__init__.py", "import_module"): CONSTANT,
     ("cli/doctor.py", "find_spec"): LOOKED_UP,

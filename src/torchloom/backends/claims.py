@@ -1,4 +1,6 @@
-"""Find what claims the name of a backend: registrations of this process, built-ins, entry points.
+"""Find what claims the name of a backend, and whether it would work on this machine.
+
+Names come from registrations of this process, built-ins and entry points.
 
 The rule: a registration in this process, then a built-in of torch or torchloom, then an entry
 point; of several entry points, the distribution whose name sorts first. Entry points of the group
@@ -11,6 +13,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -20,6 +23,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
+import torch
+
+from torchloom import envs
 from torchloom._torch.registry import backend_tags, registered_backends
 from torchloom.errors import BackendLoadError
 
@@ -249,3 +255,78 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint with the known name that is most like an unknown one, or an empty text."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What is known about one name."""
+
+    name: str
+    tags: tuple[str, ...] | None
+    """None for an entry point that nobody has loaded: its tags are unknown until then."""
+    origin: Origin
+    hidden: tuple[Origin, ...]
+    """Others that claim the name and lost: see `torchloom.backends.claims` for the rule."""
+    why_not: str | None
+    """The reason why it would not work here, or None."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether no reason is known why it would not work here."""
+        return self.why_not is None
+
+
+def describe_backends() -> list[BackendInfo]:
+    """Return one row for each name that `torch.compile(backend=...)` takes, sorted by name.
+
+    Loads and runs nothing: availability is judged by installed modules, devices and tools.
+
+    Example:
+        >>> [row.name for row in describe_backends() if not row.is_available]  # doctest: +SKIP
+        ['cudagraphs', 'openxla', 'tvm']
+    """
+    points = discover()
+    rows = []
+    for name in sorted(all_names()):
+        origin, *hidden = claims_of(name)
+        why_not = None
+        if origin.kind == "entry point":
+            why_not = why_not_loadable(points[name][0])
+        elif origin.kind == "built-in" and name in _NEEDS:
+            why_not = _NEEDS[name]()
+        rows.append(BackendInfo(name, tags_of(name), origin, tuple(hidden), why_not))
+    return rows
+
+
+def _module(name: str) -> Callable[[], str | None]:
+    def check() -> str | None:
+        return None if importlib.util.find_spec(name) else f"module {name!r} is not installed"
+
+    return check
+
+
+def _cuda() -> str | None:
+    return None if torch.cuda.is_available() else "it needs a CUDA device"
+
+
+def cpp_compiler() -> str | None:
+    """Return the C++ compiler that Inductor would call on CPU, or None."""
+    for name in (envs.get_str("CXX", ""), "g++", "clang++", "cl"):
+        if name and shutil.which(name):
+            return shutil.which(name)
+    return None
+
+
+def _inductor() -> str | None:
+    if torch.cuda.is_available():
+        return _module("triton")()
+    return None if cpp_compiler() else "no C++ compiler is found: install g++ or set CXX"
+
+
+_NEEDS: dict[str, Callable[[], str | None]] = {
+    "cudagraphs": _cuda,
+    "inductor": _inductor,
+    "openxla": _module("torch_xla"),
+    "openxla_eval": _module("torch_xla"),
+    "tvm": _module("tvm"),
+}

@@ -27,7 +27,7 @@ and the others need time to print their errors."""
 _COMMANDS = {
     "train": ("torchloom.cli.train", "Train a decoder on text, on this host or many."),
     "run": ("torchloom.cli.run", "Run a script of your own in several ranks on this host."),
-    "backends": ("torchloom.cli.backends", "Show the backends that torch.compile can use here."),
+    "backends": ("torchloom.cli.doctor", "Show the backends that torch.compile can use here."),
     "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
     "report": ("torchloom.cli.records", "Write the HTML report of a record or a run."),
     "diff": ("torchloom.cli.records", "Show what changed between two records."),

@@ -13,7 +13,7 @@ from torchloom.config.frozen import frozen_map
 from torchloom.config.keys import Written, check_params
 from torchloom.config.kinds import Kind, RefusedError, show
 from torchloom.config.model import CompileOptions, OffloadConfig, PassName, ZeroConfig
-from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_sections import CompileSection
 
 _PASSES = "compile.passes"
 _SCHEDULE = "compile.schedule"

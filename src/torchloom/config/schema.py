@@ -1,6 +1,6 @@
 """What users write: the top level of the configuration, DeepSpeed's names and shapes.
 
-The larger sections have their own files: `schema_zero`, `schema_compile`; keys of DeepSpeed that
+The two largest sections are in `schema_sections`; keys of DeepSpeed that
 torchloom does not build say what to do instead (`OtherKeys`).
 """
 
@@ -18,8 +18,7 @@ from torchloom.config.fields import (
 )
 from torchloom.config.kinds import above, dtype, flag, names, norm, number, text, whole, word
 from torchloom.config.monitors import CsvSection, TensorBoardSection, WandbSection
-from torchloom.config.schema_compile import CompileSection
-from torchloom.config.schema_zero import ZeroSection
+from torchloom.config.schema_sections import CompileSection, ZeroSection
 
 ZERO3 = "remove it; use zero_optimization.stage 3 to divide a large model"
 LOG_TO = "pass the tracker's function to engine.log_to"

@@ -8,7 +8,7 @@ from torchloom.config.findings import Findings
 from torchloom.config.keys import Written
 from torchloom.config.model import MIB, DType, OffloadConfig, PrecisionConfig, ZeroConfig
 from torchloom.config.schema import ConfigSchema
-from torchloom.config.schema_zero import ZeroSection
+from torchloom.config.schema_sections import ZeroSection
 
 # Not measured: an assumption that larger messages gain little and hold memory longer.
 MAX_BUCKET_BYTES = 64 * MIB

@@ -8,7 +8,7 @@ loop        the run on each rank: model, engine, steps, evaluation, checkpoints
 corpus      text with a held-out part, cut into samples
 model task  the built-in decoder; the loss of a model, and Hugging Face folders
 interrupts  signals, full memory and lost ranks
-metrics summary   what is recorded and shown
+metrics     what is recorded, shown and summed up
 """
 
 from __future__ import annotations

@@ -30,10 +30,19 @@ from torch import Tensor
 import torchloom
 from torchloom.errors import ConfigError, DataError, EngineError, TorchloomError
 from torchloom.files import read_json_lines, write_whole
-from torchloom.recipes.train import summary
 from torchloom.recipes.train.corpus import heldout_batches, load_corpus, windows
 from torchloom.recipes.train.interrupts import StopRequest, failing_in
-from torchloom.recipes.train.metrics import Log, json_lines, memory_gib, shown, tensorboard, watched
+from torchloom.recipes.train.metrics import (
+    Log,
+    json_lines,
+    memory_gib,
+    print_summary,
+    shown,
+    summarize,
+    tensorboard,
+    watched,
+    write_charts,
+)
 from torchloom.recipes.train.options import (
     TrainOptions,
     checkpoint_dir,
@@ -317,7 +326,7 @@ class Loop:
         files = {"metrics": out / "metrics.jsonl"}
         rows, compiled = read_json_lines(files["metrics"]), engine.compile_report()
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-        figures = summary.summarize(
+        figures = summarize(
             rows,
             model=task.name,
             num_params=task.num_params,
@@ -332,11 +341,11 @@ class Loop:
             **outcome._asdict(),
         )
         write_whole(out / "summary.json", json.dumps(figures, indent=2) + "\n")
-        files |= summary.write_charts(out, rows, figures)
+        files |= write_charts(out, rows, figures)
         if self._options.report:  # by now each rank has written its record
             record = torchloom.records.load_record(out / "record.json")
             files["report"] = torchloom.report.write_page(record, out / "report.html", run=out)
-        summary.print_summary(console, figures, {**files, "checkpoint": outcome.checkpoint})
+        print_summary(console, figures, {**files, "checkpoint": outcome.checkpoint})
 
 
 def _agree_on_out(options: TrainOptions, rank: int) -> Path:
