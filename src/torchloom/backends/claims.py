@@ -10,6 +10,7 @@ point; of several entry points, the distribution whose name sorts first. Entry p
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -17,7 +18,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,37 +82,23 @@ GROUP = "torch_dynamo_backends"
 _VALUE = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?\s*")
 
 
-@dataclass
-class _Found:
-    """The result of the last search of the import path."""
-
-    by_name: dict[str, tuple[EntryPoint, ...]] = field(default_factory=dict)
-    state: object = None
-    """`sys.path`, the times at which its folders were modified, and the function that reads entry points, which tests
-    replace."""
-
-
-_FOUND = _Found()
-"""One per process, as the import path itself."""
-
-
 def discover() -> dict[str, tuple[EntryPoint, ...]]:
     """Return the entry points by name, the winner of each name first. Loads none of them.
 
     The answer is kept until a folder of the import path changes, so that a distribution
     installed later is seen.
     """
-    state = (importlib.metadata.entry_points, *sys.path, *map(_modified, sys.path))
-    if state != _FOUND.state:
-        by_name: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-        for point in _announced():
-            # The same distribution may be seen twice, once through each of two import paths.
-            by_name.setdefault(point.name, {}).setdefault((_dist(point), point.value), point)
-        _FOUND.by_name = {
-            name: tuple(sorted(points.values(), key=_dist)) for name, points in by_name.items()
-        }
-        _FOUND.state = state
-    return _FOUND.by_name
+    # Tests replace the function that reads entry points.
+    return _search((importlib.metadata.entry_points, *sys.path, *map(_modified, sys.path)))
+
+
+@functools.lru_cache(maxsize=1)
+def _search(state: tuple[Any, ...]) -> dict[str, tuple[EntryPoint, ...]]:
+    by_name: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    for point in _announced():
+        # The same distribution may be seen twice, once through each of two import paths.
+        by_name.setdefault(point.name, {}).setdefault((_dist(point), point.value), point)
+    return {name: tuple(sorted(points.values(), key=_dist)) for name, points in by_name.items()}
 
 
 def _announced() -> list[EntryPoint]:

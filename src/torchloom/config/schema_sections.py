@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchloom.config.budget import parse_budget
 from torchloom.config.fields import Section, free_form, hint, no_effect, refused, section, used
 from torchloom.config.kinds import flag, flag_or_text, names, sequence, text, whole, word
+from torchloom.config.model import UNSHARDED_BELOW
 
 PINNED = "torchloom page-locks host memory for a GPU and sizes it by what is offloaded"
 ON_DEVICE = "the optimizer always runs on the device"
@@ -46,7 +47,7 @@ class ZeroSection(Section):
     stage3_param_persistence_threshold = used(
         whole(),
         None,
-        "parameters with fewer elements are not sharded; the default is 100000, or less where these would hold more "
+        f"parameters with fewer elements are not sharded; the default is {UNSHARDED_BELOW}, or less where these would hold more "
         "than a hundredth of the model",
         aliases=("param_persistence_threshold",),
     )

@@ -9,8 +9,7 @@ Losses, norms, evaluation, callbacks and resumes are those of the Trainer.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -168,31 +167,15 @@ class TorchloomMixin:
         states = full_optimizer_state_dict(
             inner(self.optimizer), rank0_only=self._saves_once, cpu=True
         )
-        with self._holding(_Gathered(states)):
-            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-
-    @contextlib.contextmanager
-    def _holding(self, gathered: _Gathered) -> Iterator[None]:
-        """Put gathered states in the place of the optimizer, whose `state_dict()` the base class calls on one rank."""
-        optimizer, self.optimizer = self.optimizer, gathered
+        # The base class calls `state_dict()` on one rank.
+        optimizer, self.optimizer = self.optimizer, SimpleNamespace(state_dict=lambda: states)
         try:
-            yield
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
         finally:
             self.optimizer = optimizer
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Leave the model where it is: it is moved when it is sharded, and may be on meta until then."""
-
-
-class _Gathered:
-    """Stands for an optimizer whose whole states are known."""
-
-    def __init__(self, states: dict[str, Any]) -> None:
-        self._states = states
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states."""
-        return self._states
 
 
 def _saved_names(model: nn.Module) -> frozenset[str] | None:
