@@ -213,9 +213,7 @@ def _space(about: str, where: str, folder: Path, cure: str) -> CheckFinding:
     """Return a line on the free space of a folder, with a note if it is less than is usually needed."""
     free = shutil.disk_usage(folder).free
     what = f"{where}{free / 2**30:.1f} GiB free"
-    if free < _MIN_FREE_BYTES:
-        return CheckFinding("note", about, what, cure)
-    return CheckFinding("ok", about, what)
+    return CheckFinding.of(about, what, what if free < _MIN_FREE_BYTES else None, cure, "note")
 
 
 def _gloo_fails() -> str | None:
