@@ -43,18 +43,6 @@ def test_example_inputs_can_be_run_and_have_the_shape_of_the_result() -> None:  
     )
 
 
-def test_a_backend_may_return_a_wrapper() -> None:  # B2
-    @register_backend(name="wrapping")
-    def backend(gm, example_inputs):
-        def wrapper(*args):
-            return gm.forward(*args)
-
-        return wrapper
-
-    x, y = torch.randn(3, 5), torch.randn(3, 5)
-    assert torch.equal(torch.compile(fn, backend="wrapping")(x, y), fn(x, y))
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from torchloom.backends import temporary_backend
-from torchloom.cli.backends import backends
+from torchloom.cli.doctor import backends
 
 app = typer.Typer()
 app.command()(backends)

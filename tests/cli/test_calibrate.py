@@ -9,8 +9,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from torchloom.cli.calibrate import calibrate
-from torchloom.cli.collectives import measure_collectives
+from torchloom.cli.calibrate import calibrate, measure_collectives
 from torchloom.costs import (
     NETWORKS,
     CostTable,

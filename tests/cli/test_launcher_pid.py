@@ -11,7 +11,7 @@ from torchloom import envs
 WORKER = """
 import os, subprocess, sys
 from torchloom import envs
-from torchloom.cli.parent import begin_worker
+from torchloom.cli.processes import begin_worker
 
 begin_worker()
 print("began", flush=True)

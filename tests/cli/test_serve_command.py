@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from torchloom.cli.serve import build_command, check
-from torchloom.errors import ServeError
+from torchloom.errors import ServeError, TorchloomError
 from torchloom.records import load_record
 
 SOURCE = """
@@ -101,21 +101,22 @@ def test_from_check_to_a_miss(run, tmp_path):
     assert f"{part.name} is damaged" in text
 
 
-@pytest.mark.parametrize(
-    ("target", "text"),
-    [
-        ("mine.py", "names no function"),
-        ("no.py:make", "there is no file 'no.py'"),
-        ("mine.py:no", "has no function 'no'"),
-        ("mine.py:wrong", "return (model, contract)"),
-        ("mine.py:unknown", "the option 'shape'"),
-    ],
-)
-def test_a_wrong_target_is_one_line(run, target, text):
-    code, found = run("check", target)
-    assert code == 1
-    assert text in found
-    assert "Traceback" not in found
+def test_a_wrong_target_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    for target, text in {
+        "mine.py": "names no function",
+        "no.py:make": "there is no file 'no.py'",
+        "mine.py:no": "has no function 'no'",
+        "mine.py:wrong": "return (model, contract)",
+        "mine.py:unknown": "the option 'shape'",
+    }.items():
+        with pytest.raises(TorchloomError) as told:
+            check(target)
+        assert text in str(told.value)
+        assert "\n" not in str(told.value)
 
 
 def test_cold_and_warm_starts_are_timed(run):

@@ -13,7 +13,8 @@ from torchloom import envs
 from torchloom.cli import make_app
 from torchloom.cli.train import to_argv
 from torchloom.errors import CheckpointError, ConfigError, DataError, TorchloomError
-from torchloom.recipes.train import TrainOptions, preflight
+from torchloom.recipes.train import TrainOptions
+from torchloom.recipes.train import options as preflight
 
 NOT_LAUNCHED = {
     "RANK": None,

@@ -91,11 +91,6 @@ def test_an_unknown_world_takes_the_size_that_fits_and_says_so():
     assert "8 ranks" in config.notes[0].message
 
 
-def test_an_unknown_world_is_one_rank_otherwise():
-    assert triple(load_config({TRAIN: 64, MICRO: 4})) == (64, 4, 16)
-    assert check_config({TRAIN: 10, MICRO: 3, ACCUM: 2}).errors
-
-
 def test_another_world_that_would_fit_is_named():
     (error,) = check_config({TRAIN: 64, MICRO: 4, ACCUM: 2}, world_size=4).errors
 

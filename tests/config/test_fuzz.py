@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchloom.config import check_config
-from torchloom.config.unknown_keys import known_paths
+from torchloom.config.keys import known_paths
 
 PATHS = (
     *known_paths(),

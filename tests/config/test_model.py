@@ -87,36 +87,6 @@ def test_debugging_switches_do_not_enter_the_digest():
     assert with_dump.digest() == Config().digest()
 
 
-def test_the_names_of_all_fields():
-    """A new option is added here by hand."""
-    names = {
-        type(record).__name__: " ".join(field.name for field in dataclasses.fields(record))
-        for record in records(load_config(FULL))
-    }
-    assert names == {
-        "Config": "batch zero precision gradient_clipping non_finite optimizer scheduler compile offload "
-        "timeouts checkpoint monitors steps_per_print wall_clock_breakdown dataloader_drop_last seed notes "
-        "hints source",
-        "TimeoutsConfig": "step_s compile_s agree_s rendezvous_s process_group_s",
-        "BatchConfig": "train_batch_size micro_batch_size accumulation_steps is_managed",
-        "ZeroConfig": "stage param_persistence_threshold gather_bucket_bytes reduce_bucket_bytes "
-        "prefetch_bytes shard_size gather_16bit_weights_on_model_save",
-        "PrecisionConfig": "dtype reduce_dtype loss_scale autocast",
-        "LossScaleConfig": "static_scale initial_scale_power window hysteresis min_scale "
-        "consecutive_hysteresis",
-        "NonFiniteConfig": "policy checks max_consecutive_skips",
-        "OptimizerConfig": "name params",
-        "SchedulerConfig": "name params",
-        "OffloadConfig": "opt_states parameters double_buffer",
-        "CheckpointConfig": "async_save keep_last",
-        "MonitorsConfig": "tensorboard wandb csv",
-        "FolderConfig": "output_path job_name",
-        "WandbConfig": "project team group",
-        "CompileOptions": "enabled deepcompile backend kwargs passes disable_passes extra_passes schedule pass_options "
-        "memory_budget plan replan_step regions strict dump_graphs debug_log symmetric_memory",
-    }
-
-
 def test_importing_config_does_not_import_torch():
     code = "import sys, torchloom.config; sys.exit('torch' in sys.modules)"
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from torchloom.config import check_config, load_config
-from torchloom.config.jsonc import JsonSyntaxError, parse
+from torchloom.config.source import JsonSyntaxError, parse
 from torchloom.errors import ConfigError
 
 DOCUMENT = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from support.stage3_files import OTHERS, SHAPES, Shape, Tree, filled
+from support.stage3_files import OTHERS, SHAPES, Shape, filled
 from torchloom.cli.check import check
 from torchloom.config import check_config, load_config
 
@@ -28,107 +26,8 @@ def name(shape: Shape) -> str:
     return shape.name
 
 
-def values_of(tree: object) -> Iterator[object]:
-    inner = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else None
-    if inner is None:
-        yield tree
-    else:
-        for each in inner:
-            yield from values_of(each)
-
-
-def is_open(tree: object) -> bool:
-    return "auto" in values_of(tree)
-
-
-def kind_of(config: Tree) -> str:
-    """Return who completes a file of this shape."""
-    if not is_open(config):
-        return "whole"
-    if "optimizer" not in config:
-        return "optimizer of the program"
-    if not is_open(config["optimizer"]):
-        return "own optimizer, the rest open"
-    return "optimizer and schedule open" if "scheduler" in config else "optimizer open"
-
-
-def offloads(config: Tree, part: str) -> bool:
-    zero = config["zero_optimization"]
-    return zero.get(part, {}).get("device") == "cpu"
-
-
 def files(*, where) -> int:
     return sum(shape.files for shape in SHAPES if where(shape))
-
-
-def warns_of(path: str):
-    """Return a test of shapes: can it be used, with a warning about this key?"""
-
-    def where(shape: Shape) -> bool:
-        if shape.refused:
-            return False
-        config = load_config(shape.config, world_size=WORLD_SIZE, auto=filled(shape.config))
-        return path in {note.path for note in config.notes if note.level == "warning"}
-
-    return where
-
-
-def leaves_open(path: str):
-    return lambda shape: path in check_config(shape.config, world_size=WORLD_SIZE).open
-
-
-def test_totals_are_those_of_the_survey():
-    found = {
-        "all": files(where=lambda shape: True),
-        "auto": files(where=lambda shape: is_open(shape.config)),
-        "offload_param": files(where=lambda shape: offloads(shape.config, "offload_param")),
-        "some offload": files(
-            where=lambda shape: (
-                offloads(shape.config, "offload_param")
-                or offloads(shape.config, "offload_optimizer")
-                or shape.config["zero_optimization"].get("cpu_offload")
-            )
-        ),
-        "optimizer.params.lr": files(where=leaves_open("optimizer.params.lr")),
-        "scheduler.params.warmup_num_steps": files(
-            where=leaves_open("scheduler.params.warmup_num_steps")
-        ),
-        "scheduler.params.total_num_steps": files(
-            where=leaves_open("scheduler.params.total_num_steps")
-        ),
-        "scheduler.params.warmup_max_lr": files(
-            where=leaves_open("scheduler.params.warmup_max_lr")
-        ),
-        "overlap_comm": files(where=warns_of("zero_optimization.overlap_comm")),
-        "same_network": files(where=warns_of("same_network")),
-    }
-    assert found == {
-        "all": 107,
-        "auto": 99,
-        "offload_param": 46,
-        "some offload": 52,
-        "optimizer.params.lr": 48,
-        "scheduler.params.warmup_num_steps": 38,
-        "scheduler.params.total_num_steps": 14,
-        "scheduler.params.warmup_max_lr": 2,
-        "overlap_comm": 16,
-        "same_network": 5,
-    }
-
-
-def test_kinds():
-    found: Counter[str] = Counter()
-    for shape in SHAPES:
-        found[kind_of(shape.config)] += shape.files
-
-    assert found == {
-        "optimizer and schedule open": 37,
-        "optimizer open": 12,
-        "optimizer of the program": 44,
-        "own optimizer, the rest open": 6,
-        "whole": 8,
-    }
-    assert len({json.dumps(shape.config, sort_keys=True) for shape in SHAPES}) == len(SHAPES)
 
 
 def test_at_least_92_percent_can_be_used():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from docs_pages.deepspeed_keys import all_rows, ask
-from torchloom.config.unknown_keys import known_paths
+from torchloom.config.keys import known_paths
 
 # Sections and keys that DeepSpeed does not have, or whose keys one line stands for.
 NOT_IN_THE_TABLE = (

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
 )
 
 from docs_pages.fsdp import FSDP1, FULLY_SHARD, METHODS, POLICY, TABLES
-from torchloom.config.unknown_keys import known_paths
+from torchloom.config.keys import known_paths
 
 OURS = sorted({name for rows in TABLES.values() for row in rows for name in row.ours})
 

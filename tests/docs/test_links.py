@@ -30,11 +30,3 @@ def test_the_readme_leads_to_the_site() -> None:
     named = {(ROOT / link).resolve() for link in links(ROOT / "README.md") if ".md" in link}
     for page in ("tutorial.md", "howto/index.md", "migrating/index.md", "troubleshooting.md"):
         assert DOCS / page in named, page
-
-
-def test_anchors_are_those_of_github(tmp_path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# A `b.c`, d\n\n```sh\n# no heading\n```\n\n## Twice\n\n## Twice\n\n## [L](x.md): m-n_o\n"
-    )
-    assert anchors(page) == {"a-bc-d", "twice", "twice-1", "l-m-n_o"}

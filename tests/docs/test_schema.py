@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs_pages.schema import render_reference
-from torchloom.config.unknown_keys import known_paths
+from torchloom.config.keys import known_paths
 
 
 def test_every_key_is_on_the_page() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import torchloom
-from docs_pages.rest import to_rest
 from support.pages import DOCS
 
 MODULES = ("config", "custom_ops", "report", "records", "inspect", "compiler")
@@ -81,22 +80,3 @@ def test_the_reference_holds_every_integration(room) -> None:
     assert names
     for name in names:
         assert f"integrations.{room}.{name}" in documented()
-
-
-def test_docstrings_become_rest() -> None:
-    text = "Do `x`.\n\n    before  a\n    after   b\n\nText.\n\nArgs:\n    a: of `b`.\n\nNew ``x``."
-    assert to_rest(text).splitlines() == [
-        "Do ``x``.",
-        "",
-        "::",
-        "",
-        "    before  a",
-        "    after   b",
-        "",
-        "Text.",
-        "",
-        "Args:",
-        "    a: of ``b``.",
-        "",
-        "New ``x``.",
-    ]

@@ -40,14 +40,6 @@ def test_a_later_token_changes_nothing_before_it(changes):
     assert not torch.allclose(before[:, 7:], after[:, 7:])
 
 
-def test_rotary_positions_tell_equal_tokens_apart_only_by_distance():
-    model = small(num_layers=1)
-    tokens = torch.tensor([[1, 2, 3, 1, 2, 3]])
-    with torch.no_grad():
-        logits = model(tokens)
-    assert not torch.allclose(logits[0, 2], logits[0, 5])
-
-
 def test_loss_is_that_of_the_logits_and_every_parameter_learns():
     model = small()
     tokens, labels = torch.randint(32, (2, 12)), torch.randint(32, (2, 12))
@@ -57,10 +49,6 @@ def test_loss_is_that_of_the_logits_and_every_parameter_learns():
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
-def test_tied_embeddings_are_one_parameter():
-    assert count(small()) - count(small(tie_embeddings=True)) == 32 * 16
 
 
 def test_grouped_queries_equal_full_heads_with_repeated_keys():

@@ -57,10 +57,3 @@ def test_recipes_import_public_names_alone(file: Path) -> None:
         assert module in ("torchloom", *PUBLIC), f"{file.name}: {module} is private"
         assert not name or name in exported(module), f"{file.name}: {module}.{name} is private"
     assert attributes(file) <= set(torchloom.__all__)
-
-
-def test_private_names_are_found(tmp_path: Path) -> None:
-    file = tmp_path / "bad.py"
-    file.write_text("import torchloom\nfrom torchloom.runtime import lookup\ntorchloom._hidden()\n")
-    assert ("torchloom.runtime", "lookup") in imported(file)
-    assert not attributes(file) <= set(torchloom.__all__)

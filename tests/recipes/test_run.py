@@ -11,7 +11,7 @@ from torchloom.recipes.train import TrainOptions, run
 
 def test_two_ranks_train_without_the_command(tmp_path) -> None:
     text = tmp_path / "text.txt"
-    text.write_bytes(bytes(range(256)) * 200)
+    text.write_bytes(bytes(range(256)) * 20)
     out = tmp_path / "run"
     options = TrainOptions(
         data=str(text),

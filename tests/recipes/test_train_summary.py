@@ -9,9 +9,15 @@ import pytest
 from rich.console import Console
 
 from torchloom.files import read_json_lines
-from torchloom.recipes.train import progress
-from torchloom.recipes.train.metrics import TENSORBOARD_TAGS, json_lines, tensorboard
-from torchloom.recipes.train.summary import print_summary, summarize, write_charts
+from torchloom.recipes.train.metrics import (
+    TENSORBOARD_TAGS,
+    json_lines,
+    print_summary,
+    shown,
+    summarize,
+    tensorboard,
+    write_charts,
+)
 
 
 def step_row(step, **changes):
@@ -124,7 +130,7 @@ def test_charts_are_written(rows, tmp_path):
 
 def test_plain_lines_come_for_the_first_and_every_nth_step():
     def draw(console):
-        with progress.shown(console, log_every=2, **SHOWN) as log:
+        with shown(console, log_every=2, **SHOWN) as log:
             log(eval_row(0, 5.5))
             for step in range(1, 6):
                 log(step_row(step, mfu=0.5))
@@ -145,7 +151,7 @@ def test_a_long_compile_says_what_it_does():
 
     def draw(console):
         options = {**SHOWN, "phase": phase}
-        with progress.shown(console, log_every=1, phase_every_s=0.01, **options) as log:
+        with shown(console, log_every=1, phase_every_s=0.01, **options) as log:
             assert told.wait(10)
             told.clear()
             assert told.wait(10)  # the first line is out
@@ -164,7 +170,7 @@ def test_a_terminal_gets_a_bar_which_shows_what_a_compile_does():
         return "planning graph0 (3 s)"
 
     def draw(console):
-        with progress.shown(console, log_every=2, **{**SHOWN, "phase": phase}) as log:
+        with shown(console, log_every=2, **{**SHOWN, "phase": phase}) as log:
             log(eval_row(0, 4.5))
             assert told.wait(10)
             told.clear()

@@ -16,7 +16,7 @@ import pytest
 from support.ports import free_port
 from torchloom import envs
 from torchloom.cli.exposure import listening, told_listening
-from torchloom.cli.load import interpreter
+from torchloom.cli.processes import interpreter
 from torchloom.errors import ConfigError
 from torchloom.launch.rendezvous import is_loopback, serve_store
 

@@ -15,7 +15,7 @@ from torchloom.errors import TorchloomError
 from torchloom.files import open_to_append, write_whole
 from torchloom.pipeline.manager import PassManager
 from torchloom.recipes.train.metrics import json_lines
-from torchloom.recipes.train.preflight import make_out
+from torchloom.recipes.train.options import make_out
 
 WEIGHT = save_model.Weight("w", (2, 3), torch.float32, lambda: [torch.ones(6)])
 

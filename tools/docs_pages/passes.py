@@ -12,7 +12,7 @@ from typing import Any
 
 from docs_pages.docstrings import fenced, parse
 from docs_pages.lists import arguments, fields, listed
-from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_sections import CompileSection
 from torchloom.graph import GraphPass, PassContext
 from torchloom.passes import PASSES
 from torchloom.pipeline.presets import PRESETS

@@ -14,9 +14,8 @@ Example:
 from __future__ import annotations
 
 from torchloom.backends.check import check_against_eager
+from torchloom.backends.claims import BackendInfo, CompiledFn, CompilerFn, describe_backends
 from torchloom.backends.combinators import by_device, fallback, tee
-from torchloom.backends.describe import BackendInfo, describe_backends
-from torchloom.backends.records import CompiledFn, CompilerFn
 from torchloom.backends.registry import (
     list_backends,
     lookup_backend,

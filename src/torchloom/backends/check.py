@@ -9,57 +9,120 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from torchloom.backends.combinators import Backend, Forwarding
-from torchloom.backends.compare import Tolerance, first_difference
+from torchloom.backends.claims import CompilerFn
+from torchloom.backends.combinators import Backend, Combined
 from torchloom.backends.graphs import clone_inputs, copy_graph_module, name_of, tensors_of
-from torchloom.backends.records import CompilerFn
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.log import get_logger
+
+
+class Tolerance(NamedTuple):
+    """How far results may differ; None means torch's default for the dtype."""
+
+    rtol: float | None
+    atol: float | None
+
+
+class Mismatch(NamedTuple):
+    """The first result that differs by more than the tolerance."""
+
+    index: int
+    text: str
+
+
+def first_difference(
+    actual: Sequence[Any], expected: Sequence[Any], tolerance: Tolerance
+) -> Mismatch | None:
+    """Return the first pair of results that differ, or None.
+
+    Args:
+        actual: results of the backend.
+        expected: results of eager.
+        tolerance: how far tensors may be apart; other results have to be equal.
+    """
+    if len(actual) != len(expected):
+        return Mismatch(0, f"{len(actual)} results instead of {len(expected)}")
+    for index, (left, right) in enumerate(zip(actual, expected, strict=True)):
+        text = _compare(left, right, tolerance)
+        if text is not None:
+            return Mismatch(index, text)
+    return None
+
+
+def _compare(left: Any, right: Any, tolerance: Tolerance) -> str | None:
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        same_kind = isinstance(left, Tensor) == isinstance(right, Tensor)
+        return None if same_kind and (left is right or left == right) else f"{left} != {right}"
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return f"{left.dtype} {tuple(left.shape)} instead of {right.dtype} {tuple(right.shape)}"
+    try:
+        torch.testing.assert_close(
+            left.detach(), right.detach(), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True
+        )
+    except AssertionError:
+        return _describe(left.detach(), right.detach())
+    return None
+
+
+def _describe(left: Tensor, right: Tensor) -> str:
+    """Say how far two tensors of one shape are apart."""
+    wide = torch.complex128 if left.is_complex() else torch.float64
+    distance = (left.to(wide) - right.to(wide)).abs()
+    # NaN on one side only counts as the largest difference.
+    distance = distance.nan_to_num(nan=torch.inf)
+    flat = int(distance.argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), distance.shape))
+    num_off = int((left != right).sum())
+    got, want = left.reshape(-1)[flat].item(), right.reshape(-1)[flat].item()
+    return (
+        f"{num_off} of {left.numel()} elements differ; most at {list(place)}: {got:.6g}, eager "
+        f"has {want:.6g}"
+    )
+
 
 logger = get_logger(__name__)
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
 
-@dataclass(frozen=True)
-class _Check(Forwarding):
-    backend: Backend
-    tolerance: Tolerance
-    grads: bool
-    on_mismatch: Callable[[str], object] | None
+def _beside_eager(
+    made: Combined,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any],
+    *parts: Any,
+) -> Any:
+    (backend,) = made.inner
+    eager = copy_graph_module(gm)
 
-    @property
-    def compiler_name(self) -> str:
-        return f"check_against_eager({name_of(self.backend)})"
+    def compile_fn(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return lookup_backend(backend)(graph, inputs, **options)
 
-    def inner(self) -> tuple[Backend, ...]:
-        return (self.backend,)
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        eager = copy_graph_module(gm)
-
-        def compile_fn(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            return lookup_backend(self.backend)(graph, inputs, **options)
-
-        return _Checked(self, eager, compile_fn, compile_fn(gm, example_inputs))
+    return _Checked(name_of(backend), eager, compile_fn, compile_fn(gm, example_inputs), *parts)
 
 
 class _Checked:
     """One compiled graph beside its eager twin."""
 
     def __init__(
-        self, check: _Check, eager: fx.GraphModule, compile_fn: Compile, compiled: Any
+        self,
+        backend: str,
+        eager: fx.GraphModule,
+        compile_fn: Compile,
+        compiled: Any,
+        tolerance: Tolerance,
+        grads: bool,
+        on_mismatch: Callable[[str], object] | None,
     ) -> None:
-        self._check, self._eager, self._compile = check, eager, compile_fn
-        self._compiled = compiled
-        self._grads_to_check = check.grads
+        self._backend, self._eager, self._compile = backend, eager, compile_fn
+        self._compiled, self._tolerance, self._on_mismatch = compiled, tolerance, on_mismatch
+        self._grads_to_check = grads
         self._is_random = False
 
     def __call__(self, *args: Any) -> Any:
@@ -86,7 +149,7 @@ class _Checked:
         twin: Sequence[Any],
         before: Sequence[Any],
     ) -> None:
-        tolerance = self._check.tolerance
+        tolerance = self._tolerance
         what, found = "output", first_difference(actual, expected, tolerance)
         if found is None:
             what, found = "input (changed in place)", first_difference(args, twin, tolerance)
@@ -98,7 +161,7 @@ class _Checked:
     def _compare_grads(self, args: Sequence[Any]) -> None:
         ours, theirs = clone_inputs(args), clone_inputs(args)
         actual, expected = _gradients(self._compiled, ours), _gradients(self._eager, theirs)
-        found = first_difference(actual, expected, self._check.tolerance)
+        found = first_difference(actual, expected, self._tolerance)
         if found is not None:
             placeholders = self._eager.graph.find_nodes(op="placeholder")
             wanted = [
@@ -109,10 +172,10 @@ class _Checked:
             self._report(f"gradient of input {wanted[found.index]!r}: {found.text}")
 
     def _report(self, what: str) -> None:
-        text = f"backend {name_of(self._check.backend)!r} differs from eager at {what}"
-        if self._check.on_mismatch is None:
+        text = f"backend {self._backend!r} differs from eager at {what}"
+        if self._on_mismatch is None:
             raise BackendMismatchError(text)
-        self._check.on_mismatch(text)
+        self._on_mismatch(text)
 
     def _say_random(self) -> None:
         if not self._is_random:
@@ -156,7 +219,9 @@ def check_against_eager(
     if (rtol is None) != (atol is None):
         raise BackendError("check_against_eager() takes rtol and atol together, or neither")
     lookup_backend(backend)
-    return _Check(backend, Tolerance(rtol, atol), grads, on_mismatch)
+    name = f"check_against_eager({name_of(backend)})"
+    parts = (Tolerance(rtol, atol), grads, on_mismatch)
+    return Combined(name, (backend,), _beside_eager, parts)
 
 
 def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ from torch import fx
 
 from torchloom import events
 from torchloom._torch.inductor import inductor_config
+from torchloom.backends.claims import CompilerFn
 from torchloom.backends.graphs import copy_graph_module, devices_of, name_of
-from torchloom.backends.records import CompilerFn
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError
 from torchloom.log import get_logger
@@ -25,16 +24,21 @@ Backend = str | CompilerFn
 Sink = Callable[[fx.GraphModule, Sequence[Any]], object]
 
 
-class Forwarding(ABC):
-    """Forwards `reset` and `get_compiler_config` to the inner backends.
+@dataclass(frozen=True)
+class Combined:
+    """A backend built from others.
 
-    Combinators are frozen dataclasses: two made of equal parts are equal, so that Dynamo, which
-    recompiles when the backend changes, sees one backend.
+    Two made of equal parts are equal, so that Dynamo, which recompiles when the backend changes, sees one backend.
     """
 
-    @abstractmethod
-    def inner(self) -> tuple[Backend, ...]:
-        """Return the backends that this one is built from."""
+    compiler_name: str
+    inner: tuple[Backend, ...]
+    rule: Callable[..., Any]
+    """Compiles a graph, given this backend, graph, inputs, options and `parts`."""
+    parts: tuple[Any, ...] = ()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        return self.rule(self, gm, example_inputs, options, *self.parts)
 
     def reset(self) -> None:
         """Reset every inner backend; `torch._dynamo.reset` calls this."""
@@ -53,41 +57,34 @@ class Forwarding(ABC):
     def _found(self) -> list[tuple[Backend, CompilerFn]]:
         """Return the inner backends that can be found: a fallback may name one that is not installed."""
         found = []
-        for backend in self.inner():
+        for backend in self.inner:
             with contextlib.suppress(BackendError):
                 found.append((backend, lookup_backend(backend)))
         return found
 
 
-@dataclass(frozen=True)
-class _ByDevice(Forwarding):
-    choices: tuple[tuple[str, Backend], ...]
-    default: Backend | None
-
-    @property
-    def compiler_name(self) -> str:
-        inside = [f"{device}={name_of(backend)}" for device, backend in self.choices]
-        return f"by_device({', '.join(inside)})"
-
-    def inner(self) -> tuple[Backend, ...]:
-        chosen = tuple(backend for _, backend in self.choices)
-        return chosen if self.default is None else (*chosen, self.default)
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        # A graph with tensors on an accelerator runs there; those on the CPU are its scalars.
-        devices = sorted(devices_of(gm, example_inputs) - {"cpu"}) or ["cpu"]
-        if len(devices) > 1:
-            raise BackendError(
-                f"{self.compiler_name}: one graph has tensors on {', '.join(devices)}; "
-                "move the model to one kind of device"
-            )
-        chosen = dict(self.choices).get(devices[0], self.default)
-        if chosen is None:
-            raise BackendError(
-                f"{self.compiler_name}: a graph runs on {devices[0]}, for which no backend was given: "
-                f"pass {devices[0]}=... or default=..."
-            )
-        return lookup_backend(chosen)(gm, example_inputs, **options)
+def _by_device(
+    made: Combined,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any],
+    choices: tuple[tuple[str, Backend], ...],
+    default: Backend | None,
+) -> Any:
+    # A graph with tensors on an accelerator runs there; those on the CPU are its scalars.
+    devices = sorted(devices_of(gm, example_inputs) - {"cpu"}) or ["cpu"]
+    if len(devices) > 1:
+        raise BackendError(
+            f"{made.compiler_name}: one graph has tensors on {', '.join(devices)}; "
+            "move the model to one kind of device"
+        )
+    chosen = dict(choices).get(devices[0], default)
+    if chosen is None:
+        raise BackendError(
+            f"{made.compiler_name}: a graph runs on {devices[0]}, for which no backend was given: "
+            f"pass {devices[0]}=... or default=..."
+        )
+    return lookup_backend(chosen)(gm, example_inputs, **options)
 
 
 def by_device(*, default: Backend | None = None, **backends: Backend) -> CompilerFn:
@@ -106,48 +103,42 @@ def by_device(*, default: Backend | None = None, **backends: Backend) -> Compile
     """
     if not backends and default is None:
         raise BackendError("by_device() got no backend: pass e.g. cpu='inductor'")
-    made = _ByDevice(tuple(sorted(backends.items())), default)
-    for backend in made.inner():
+    choices = tuple(sorted(backends.items()))
+    inner = (*(backend for _, backend in choices), *([] if default is None else [default]))
+    for backend in inner:
         lookup_backend(backend)
-    return made
+    name = ", ".join(f"{device}={name_of(backend)}" for device, backend in choices)
+    return Combined(f"by_device({name})", inner, _by_device, (choices, default))
 
 
-@dataclass(frozen=True)
-class _Fallback(Forwarding):
-    backends: tuple[Backend, ...]
-    on: tuple[type[Exception], ...]
-
-    @property
-    def compiler_name(self) -> str:
-        return f"fallback({', '.join(map(name_of, self.backends))})"
-
-    def inner(self) -> tuple[Backend, ...]:
-        return self.backends
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        failed: list[tuple[str, str]] = []
-        last_error: Exception | None = None
-        untouched = copy_graph_module(gm)
-        for backend in self.backends:
-            # Options are written for the first backend; the others may not know them.
-            given = {} if failed else options
-            graph = copy_graph_module(untouched) if failed else gm
-            try:
-                compiled = lookup_backend(backend)(graph, example_inputs, **given)
-            except self.on as error:
-                why, *_ = str(error).splitlines() or [""]
-                failed.append((name_of(backend), f"{type(error).__name__}: {why}"))
-                last_error = error
-                continue
-            events.emit(events.BackendChosen(backend=name_of(backend), failed=tuple(failed)))
-            for name, why in failed:
-                text = "a graph is compiled with %s, because %s failed: %s"
-                logger.warning(text, name_of(backend), name, why)
-            return compiled
-        causes = "; ".join(f"{name}: {why}" for name, why in failed)
-        raise BackendError(
-            f"every backend of {self.compiler_name} failed. {causes}"
-        ) from last_error
+def _first_that_can(
+    made: Combined,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any],
+    on: tuple[type[Exception], ...],
+) -> Any:
+    failed: list[tuple[str, str]] = []
+    last_error: Exception | None = None
+    untouched = copy_graph_module(gm)
+    for backend in made.inner:
+        # Options are written for the first backend; the others may not know them.
+        given = {} if failed else options
+        graph = copy_graph_module(untouched) if failed else gm
+        try:
+            compiled = lookup_backend(backend)(graph, example_inputs, **given)
+        except on as error:
+            why, *_ = str(error).splitlines() or [""]
+            failed.append((name_of(backend), f"{type(error).__name__}: {why}"))
+            last_error = error
+            continue
+        events.emit(events.BackendChosen(backend=name_of(backend), failed=tuple(failed)))
+        for name, why in failed:
+            text = "a graph is compiled with %s, because %s failed: %s"
+            logger.warning(text, name_of(backend), name, why)
+        return compiled
+    causes = "; ".join(f"{name}: {why}" for name, why in failed)
+    raise BackendError(f"every backend of {made.compiler_name} failed. {causes}") from last_error
 
 
 def fallback(
@@ -172,27 +163,23 @@ def fallback(
     """
     if not then:
         raise BackendError("fallback() needs a second backend: pass e.g. fallback('mine', 'eager')")
-    for backend in (first, *then):
+    inner = (first, *then)
+    for backend in inner:
         if not isinstance(backend, str):  # a name may belong to a package that is not installed
             lookup_backend(backend)
-    return _Fallback((first, *then), on)
+    name = f"fallback({', '.join(map(name_of, inner))})"
+    return Combined(name, inner, _first_that_can, (on,))
 
 
-@dataclass(frozen=True)
-class _Tee(Forwarding):
-    backend: Backend
-    sink: Sink
-
-    @property
-    def compiler_name(self) -> str:
-        return f"tee({name_of(self.backend)})"
-
-    def inner(self) -> tuple[Backend, ...]:
-        return (self.backend,)
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        self.sink(copy_graph_module(gm), example_inputs)
-        return lookup_backend(self.backend)(gm, example_inputs, **options)
+def _shown_first(
+    made: Combined,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: dict[str, Any],
+    sink: Sink,
+) -> Any:
+    sink(copy_graph_module(gm), example_inputs)
+    return lookup_backend(made.inner[0])(gm, example_inputs, **options)
 
 
 def tee(backend: Backend, sink: Sink) -> CompilerFn:
@@ -216,4 +203,4 @@ def tee(backend: Backend, sink: Sink) -> CompilerFn:
             f"the sink of tee() is a {type(sink).__name__}: pass a function of (gm, example_inputs)"
         )
     lookup_backend(backend)
-    return _Tee(backend, sink)
+    return Combined(f"tee({name_of(backend)})", (backend,), _shown_first, (sink,))

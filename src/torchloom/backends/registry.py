@@ -3,10 +3,15 @@
 All state is behind one lock; a registration either happens completely, here and in torch, or
 leaves nothing behind. Nothing is imported under the lock: a module that registers itself while
 another thread looks it up would otherwise wait for a thread that waits for it.
+
+torch's registry writes attributes on the functions that it is given and compares them by identity
+on every compiled call. It therefore gets a plain function of torchloom's own: one per name, made
+once, whatever the backend itself is (a bound method, a builtin, an object with slots).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,22 +19,91 @@ from importlib.metadata import EntryPoint
 from operator import attrgetter
 from typing import Any, TypeVar, overload
 
-from torchloom._torch.registry import registered_backends, unknown_backend_error
-from torchloom.backends import discovery
+from torchloom._torch.registry import (
+    forget_backend,
+    registered_backends,
+    unknown_backend_error,
+)
+from torchloom._torch.registry import register_backend as register_with_torch
 from torchloom.backends.claims import (
     LOCK,
     OURS,
     REGISTERED,
+    CompilerFn,
+    Origin,
+    Registration,
     all_names,
     built_in_origin,
+    discover,
+    load_point,
     nearest,
     origin_by_name,
+    origin_of,
+    origin_of_point,
     tags_of,
 )
-from torchloom.backends.publish import add_to_torch, make_published, remove_from_torch
-from torchloom.backends.records import CompilerFn, Origin, Registration, origin_of
 from torchloom.errors import BackendConflictError, BackendError, UnnamedBackendError
 from torchloom.log import get_logger
+
+
+def make_published(name: str, fn: CompilerFn) -> CompilerFn:
+    """Return the plain function through which torch calls `fn`.
+
+    Raises:
+        BackendError: when the returned function is called: with options that `fn` does not take, or where
+            `fn` returns nothing that can be called.
+    """
+    takes_options = _takes_options(fn)
+
+    def published(gm: Any, example_inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile a graph with the backend.
+
+        Raises:
+            BackendError: the backend takes no options, or returns nothing that can be called.
+        """
+        if options and not takes_options:
+            raise BackendError(
+                f"backend {name!r} takes no options, but torch.compile was given "
+                f"{', '.join(sorted(options))}: leave mode= and options= out, or let the backend "
+                "accept **options"
+            )
+        compiled = fn(gm, example_inputs, **options)
+        if not callable(compiled):
+            raise BackendError(
+                f"backend {name!r} returned a {type(compiled).__name__}: a backend returns a "
+                "function that computes the graph, e.g. gm.forward"
+            )
+        return compiled
+
+    published.__name__ = published.__qualname__ = name
+    extra: Any = published
+    extra.compiler_name = name
+    # torch.compile asks backends for these by name.
+    for attr in ("reset", "get_compiler_config"):
+        if hasattr(fn, attr):
+            setattr(extra, attr, getattr(fn, attr))
+    return published
+
+
+def remove_from_torch(name: str, published: CompilerFn) -> None:
+    """Remove a published function from torch's registry, unless the name belongs to another one by now."""
+    if registered_backends().get(name) is published:
+        points = discover().get(name)
+        forget_backend(name, points[0] if points else None)
+
+
+def _takes_options(fn: CompilerFn) -> bool:
+    """Return whether `fn` accepts keywords besides its two arguments; True if that is not known."""
+    try:
+        params = inspect.signature(fn).parameters.values()
+    except ValueError:  # of builtins
+        return True
+    if any(param.kind is param.VAR_KEYWORD for param in params):
+        return True
+    named = [p for p in params if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    num_positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in params)
+    return len(named) + num_positional_only > 2
+
 
 logger = get_logger(__name__)
 
@@ -175,13 +249,13 @@ def lookup_backend(compiler_fn: str | CompilerFn) -> CompilerFn:
     found = _loaded(name)
     if found is not None:
         return found
-    points = discovery.discover().get(name, ())
+    points = discover().get(name, ())
     if name in OURS:
         module, _, attribute = OURS[name].partition(":")
         return _adopt(name, attrgetter(attribute)(import_module(module)))
     if points:
         _say_who_wins(points)
-        return _adopt(name, discovery.load(points[0]))
+        return _adopt(name, load_point(points[0]))
     raise unknown_backend_error(BackendError)(
         f"no backend is named {name!r}{nearest(name, all_names())}. `torchloom backends` lists all"
     )
@@ -214,7 +288,7 @@ def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
                 return known
             raise _conflict(chosen, known.origin, fn)
         found = registered_backends().get(chosen)
-        points = discovery.discover().get(chosen, ())
+        points = discover().get(chosen, ())
         if found is not None and not (points and built_in_origin(chosen, found) is None):
             raise _conflict(chosen, built_in_origin(chosen, found) or origin_of(found), fn)
         if chosen in OURS:
@@ -222,21 +296,21 @@ def _register(fn: Any, name: str | None, tags: Sequence[str]) -> Registration:
         entry = Registration(chosen, fn, tuple(tags), origin_of(fn), make_published(chosen, fn))
         if found is not None:
             remove_from_torch(chosen, found)  # an entry point that was loaded before
-        add_to_torch(chosen, entry.published, entry.tags)
+        register_with_torch(entry.published, name=chosen, tags=entry.tags)
         REGISTERED[chosen] = entry
         if points:
             logger.warning(
                 "backend %r now is %s; it hides the %s",
                 chosen,
                 entry.origin,
-                " and the ".join(str(discovery.origin_of_point(point)) for point in points),
+                " and the ".join(str(origin_of_point(point)) for point in points),
             )
         return entry
 
 
 def _restore(hidden: Registration | None) -> None:
     if hidden is not None:
-        add_to_torch(hidden.name, hidden.published, hidden.tags)
+        register_with_torch(hidden.published, name=hidden.name, tags=hidden.tags)
         REGISTERED[hidden.name] = hidden
 
 
@@ -254,7 +328,7 @@ def _adopt(name: str, fn: CompilerFn) -> CompilerFn:
         if found is not None:
             return found
         published = make_published(name, fn)
-        add_to_torch(name, published, getattr(fn, "_tags", ()))
+        register_with_torch(published, name=name, tags=getattr(fn, "_tags", ()))
         return published
 
 
@@ -265,8 +339,8 @@ def _say_who_wins(points: Sequence[EntryPoint]) -> None:
             "backend %r is announced by %d distributions: the %s is used; hidden: %s",
             chosen.name,
             len(points),
-            discovery.origin_of_point(chosen),
-            ", ".join(str(discovery.origin_of_point(point)) for point in hidden),
+            origin_of_point(chosen),
+            ", ".join(str(origin_of_point(point)) for point in hidden),
         )
 
 

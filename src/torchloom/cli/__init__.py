@@ -17,8 +17,7 @@ import typer
 
 import torchloom
 from torchloom import envs
-from torchloom.cli import failures
-from torchloom.cli.terminal import drop_unread, printable
+from torchloom.cli.terminal import drop_unread, printable, told
 from torchloom.errors import ConfigError, own_error
 
 _LAST_WORDS_S = 3.0
@@ -28,7 +27,7 @@ and the others need time to print their errors."""
 _COMMANDS = {
     "train": ("torchloom.cli.train", "Train a decoder on text, on this host or many."),
     "run": ("torchloom.cli.run", "Run a script of your own in several ranks on this host."),
-    "backends": ("torchloom.cli.backends", "Show the backends that torch.compile can use here."),
+    "backends": ("torchloom.cli.doctor", "Show the backends that torch.compile can use here."),
     "explain": ("torchloom.cli.explain", "Run a script and show what torch.compile did."),
     "report": ("torchloom.cli.records", "Write the HTML report of a record or a run."),
     "diff": ("torchloom.cli.records", "Show what changed between two records."),
@@ -73,7 +72,7 @@ def _tell(asked: str | None, error: Exception) -> None:
         words = f"{type(own).__name__}: {own}"
     else:
         advice = f"Set {envs.TRACEBACK}=1 to see the whole traceback."
-        words = failures.told(f"torchloom {asked}", error, advice)
+        words = told(f"torchloom {asked}", error, advice)
     print(f"{rank}{printable(words)}", file=sys.stderr, flush=True)
     if launch is not None and launch.world_size > 1:
         time.sleep(_LAST_WORDS_S)

@@ -6,21 +6,25 @@
     torchloom calibrate --show           what is known already
 
 All ranks measure at the same time, as they train, and the slowest result counts. Nothing else should
-run on the machine.
+run on the machine. Two transports are timed, as compiled steps use them: messages (`all_gather`), and shared memory
+if the ranks can share it (`shm_all_gather`).
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
+import torch
+import torch.distributed as dist
 import typer
+from torch import Tensor
 
 from torchloom import envs
-from torchloom.cli.collectives import join_ranks, measure_collectives
-from torchloom.cli.parent import begin_worker
+from torchloom.cli.processes import begin_worker
 from torchloom.cli.terminal import print_table
 from torchloom.costs import (
     CostTable,
@@ -34,6 +38,8 @@ from torchloom.costs import (
 )
 from torchloom.costs.store import table_to_json
 from torchloom.errors import PlanError
+from torchloom.launch.groups import ensure_process_group
+from torchloom.runtime import Communicator, get_communicator
 
 _STOPPING = "stopping"
 
@@ -161,3 +167,89 @@ def _print_collectives(table: CostTable) -> None:
         found = [dict(table.collectives[kind]).get(size) for kind in kinds]
         rows.append((f"{size:,}", *("-" if us is None else f"{us:,.0f}" for us in found)))
     print_table(rows, "bytes", *headers, title="collectives, us")
+
+
+SIZES = tuple(1 << power for power in range(10, 27, 2))
+"""Sizes of the whole tensor in bytes: 1 KiB to 64 MiB."""
+_QUICK_SIZES = (1 << 10, 1 << 16)
+
+Collective = Callable[[Tensor, Tensor], object]
+
+
+def join_ranks(device: torch.device) -> None:
+    """Create the process group; on CUDA each rank takes the device of its local rank."""
+    if device.type == "cuda":
+        torch.cuda.set_device(envs.launch().local_rank)
+    ensure_process_group()
+
+
+def measure_collectives(
+    device: torch.device, quick: bool = False
+) -> dict[str, list[tuple[int, float]]]:
+    """Time each collective over the default process group; all ranks must call.
+
+    Args:
+        device: where the tensors are.
+        quick: time two small sizes only.
+
+    Returns:
+        (bytes, median microseconds) by kind and number of ranks, e.g. `"all_gather/2"`.
+    """
+    world_size = dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None, "there are ranks"
+    found: dict[str, list[tuple[int, float]]] = {}
+    for kind, collective in _collectives(group, device).items():
+        points = []
+        for size in _QUICK_SIZES if quick else SIZES:
+            numel = -(-size // 4 // world_size) * world_size  # every rank has an equal part
+            whole = torch.randn(numel, device=device)
+            part = torch.randn(numel // world_size, device=device)
+            points.append((4 * numel, _median_us(collective, whole, part)))
+        found[f"{kind}/{world_size}"] = points
+    return found
+
+
+def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Collective]:
+    """Return collectives of a whole tensor and this rank's part of it, by kind."""
+    found = _of_torchloom(get_communicator(group))
+    if device.type == "cpu":
+        shared = get_communicator(group, symmetric_memory=True)
+        if shared.shares_memory:
+            found |= {f"shm_{kind}": call for kind, call in _of_torchloom(shared).items()}
+    return found
+
+
+def _of_torchloom(comm: Communicator) -> dict[str, Collective]:
+    f32 = torch.float32
+
+    def all_gather(whole: Tensor, part: Tensor) -> None:
+        comm.wait(comm.begin_gather([part], f32, ("probe",)))
+
+    def reduce_scatter(whole: Tensor, part: Tensor) -> None:
+        comm.wait(comm.begin_reduce([whole], [part.numel()], f32, f32, ("probe",)))
+
+    def all_reduce(whole: Tensor, part: Tensor) -> None:
+        comm.wait(comm.begin_sync([whole], f32, f32, ("probe",)))
+
+    return {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
+
+
+def _median_us(collective: Collective, whole: Tensor, part: Tensor) -> float:
+    """Time a collective; the number of repeats depends on the size alone, equal on all ranks."""
+    repeats = max(3, min(21, (8 << 20) // (whole.numel() * 4)))
+    samples = []
+    for index in range(repeats + 1):
+        dist.barrier()
+        _wait(whole)
+        started = time.perf_counter()
+        collective(whole, part)
+        _wait(whole)
+        if index:  # the first one opens connections
+            samples.append(1e6 * (time.perf_counter() - started))
+    return statistics.median(samples)
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)

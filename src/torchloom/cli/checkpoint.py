@@ -21,8 +21,7 @@ from torchloom.checkpoints.deepspeed import import_deepspeed
 from torchloom.checkpoints.folder import check_tag, is_checkpoint
 from torchloom.checkpoints.manifest import check_names
 from torchloom.checkpoints.save_model import export as export_weights
-from torchloom.cli.failures import writing
-from torchloom.cli.terminal import print_table
+from torchloom.cli.terminal import print_table, writing
 from torchloom.errors import CheckpointError, ConfigError
 from torchloom.plan.text import show_bytes
 

@@ -1,4 +1,4 @@
-"""`torchloom doctor`: what works on this machine, what does not, and what to do about it.
+"""`torchloom doctor` and `torchloom backends`: what works on this machine, what does not, and what to do.
 
 ok      works
 note    works, with something to know
@@ -7,6 +7,7 @@ FAIL    a part of torchloom cannot work here; the exit code is then 1
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -30,9 +31,10 @@ import torchloom
 from torchloom import envs
 from torchloom._torch.inductor import bisect_status_file, inductor_cache_dir
 from torchloom._torch.resolve import absent, is_expected
-from torchloom.backends.describe import cpp_compiler
+from torchloom.backends import BackendInfo, describe_backends
+from torchloom.backends.claims import cpp_compiler
 from torchloom.cli.exposure import CheckFinding, exposed
-from torchloom.cli.load import interpreter
+from torchloom.cli.processes import interpreter
 from torchloom.cli.terminal import print_table
 from torchloom.compiler.support import why_unsupported
 from torchloom.errors import ConfigError
@@ -211,9 +213,7 @@ def _space(about: str, where: str, folder: Path, cure: str) -> CheckFinding:
     """Return a line on the free space of a folder, with a note if it is less than is usually needed."""
     free = shutil.disk_usage(folder).free
     what = f"{where}{free / 2**30:.1f} GiB free"
-    if free < _MIN_FREE_BYTES:
-        return CheckFinding("note", about, what, cure)
-    return CheckFinding("ok", about, what)
+    return CheckFinding.of(about, what, what if free < _MIN_FREE_BYTES else None, cure, "note")
 
 
 def _gloo_fails() -> str | None:
@@ -272,3 +272,31 @@ def _run(code: str, timeout_s: float) -> str | None:
         return None
     lines = done.stderr.strip().splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+_HIDDEN_TAGS = {"debug", "experimental"}
+
+
+def backends(
+    show_all: Annotated[
+        bool, typer.Option("--all", "-a", help="Also show debug and experimental backends.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """Show the backends of torch.compile, where they come from, and whether they work here."""
+    rows = [row for row in describe_backends() if show_all or not _is_hidden(row)]
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return
+    lines = []
+    for row in rows:
+        tags = "not loaded" if row.tags is None else ", ".join(row.tags)
+        lines.append((row.name, str(row.origin), tags, row.why_not or "yes"))
+        lines += [("", f"hides {loser}") for loser in row.hidden]
+    print_table(lines, "backend", "from", "tags", "works here")
+    if num_left_out := len(describe_backends()) - len(rows):
+        typer.echo(f"{num_left_out} more for debugging and experiments: --all shows them")
+
+
+def _is_hidden(row: BackendInfo) -> bool:
+    return bool(_HIDDEN_TAGS & set(row.tags or ()))

@@ -17,8 +17,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from torchloom.cli.failures import told, writing
-from torchloom.cli.load import load_file, run_script
+from torchloom.cli.processes import load_file, run_script
+from torchloom.cli.terminal import told, writing
 from torchloom.errors import InspectError
 from torchloom.inspect import Watch
 from torchloom.inspect import explain as explain_function

@@ -23,20 +23,23 @@ from torchloom.serve.store.signing_key import SigningKey
 _MOST_FILES = 100_000
 
 
+State = Literal["ok", "note", "FAIL"]
+
+
 class CheckFinding(NamedTuple):
     """One line of the report."""
 
-    state: Literal["ok", "note", "FAIL"]
+    state: State
     about: str
     what: str
     cure: str = ""
 
     @classmethod
-    def of(cls, about: str, good: str, why_not: str | None, cure: str) -> CheckFinding:
+    def of(
+        cls, about: str, good: str, why_not: str | None, cure: str, bad: State = "FAIL"
+    ) -> CheckFinding:
         """Return a line about something that works, or the reason why it does not."""
-        if why_not is None:
-            return cls("ok", about, good)
-        return cls("FAIL", about, why_not, cure)
+        return cls("ok", about, good) if why_not is None else cls(bad, about, why_not, cure)
 
 
 def exposed(
@@ -81,54 +84,45 @@ def listening() -> list[tuple[str, int]]:
 def _folder(about: str, folder: Path) -> CheckFinding:
     if not folder.exists():
         return CheckFinding("ok", about, f"{folder} is not there yet")
-    if reason := why_not_own(folder.resolve()) or why_replaceable(folder):
-        return _open(about, folder, reason)
-    inside = itertools.islice(folder.rglob("*"), _MOST_FILES)
-    for path in inside:
-        if path.is_symlink() or not path.exists():
-            continue
-        if reason := why_not_own(path):
-            return _open(about, folder, reason)
-    return CheckFinding("ok", about, f"{folder} can be written by this user alone")
-
-
-def _open(about: str, folder: Path, reason: str) -> CheckFinding:
-    return CheckFinding(
-        "note",
-        about,
-        f"{reason}: who can write there can change what runs, or what is loaded",
-        f"chmod -R go-w {folder}, or use a folder of your own",
-    )
+    files = itertools.islice(folder.rglob("*"), _MOST_FILES)
+    inside = (path for path in files if path.exists() and not path.is_symlink())
+    outside = why_not_own(folder.resolve()) or why_replaceable(folder)
+    reason = outside or next(filter(None, map(why_not_own, inside)), None)
+    what = reason and f"{reason}: who can write there can change what runs, or what is loaded"
+    cure = f"chmod -R go-w {folder}, or use a folder of your own"
+    return CheckFinding.of(about, f"{folder} can be written by this user alone", what, cure, "note")
 
 
 def _temporary() -> CheckFinding:
     folder = Path(tempfile.gettempdir())
     mode = folder.stat().st_mode
-    if mode & 0o022 and not mode & stat.S_ISVTX:
-        what = f"{folder} lets others replace files of yours (mode {stat.S_IMODE(mode):o})"
-        return CheckFinding("note", "temporary files", what, f"chmod +t {folder}, or set TMPDIR")
-    return CheckFinding("ok", "temporary files", f"{folder}: others cannot replace files of yours")
+    what = f"{folder} lets others replace files of yours (mode {stat.S_IMODE(mode):o})"
+    return CheckFinding.of(
+        "temporary files",
+        f"{folder}: others cannot replace files of yours",
+        what if mode & 0o022 and not mode & stat.S_ISVTX else None,
+        f"chmod +t {folder}, or set TMPDIR",
+        "note",
+    )
 
 
 def _key() -> CheckFinding:
-    path = envs.key_file()
+    path, about = envs.key_file(), "key of stores"
     if not path.exists():
-        return CheckFinding("ok", "key of stores", f"none at {path} yet: the first build makes it")
+        return CheckFinding("ok", about, f"none at {path} yet: the first build makes it")
     try:
-        return CheckFinding(
-            "ok", "key of stores", f"{path}, private; its name is {SigningKey().name}"
-        )
+        return CheckFinding("ok", about, f"{path}, private; its name is {SigningKey().name}")
     except ArtifactError as error:
-        return CheckFinding("FAIL", "key of stores", str(error), f"chmod 600 {path}")
+        return CheckFinding("FAIL", about, str(error), f"chmod 600 {path}")
 
 
 def _new_files() -> CheckFinding:
     mask = os.umask(0o077)
     os.umask(mask)
-    if mask & 0o022 == 0o022:
-        return CheckFinding("ok", "new files", f"others cannot write to them (umask {mask:03o})")
     what = f"checkpoints and records that you write can be changed by others (umask {mask:03o})"
-    return CheckFinding("note", "new files", what, "umask 022")
+    good = f"others cannot write to them (umask {mask:03o})"
+    is_closed = mask & 0o022 == 0o022
+    return CheckFinding.of("new files", good, None if is_closed else what, "umask 022", "note")
 
 
 def _ports(run: Callable[[str, float], str | None]) -> Iterator[CheckFinding]:
@@ -138,12 +132,9 @@ def _ports(run: Callable[[str, float], str | None]) -> Iterator[CheckFinding]:
         "ensure_process_group()\n"
         "told_listening()\n"
     )
-    good, cure = (
-        "a run on one host listens on loopback alone",
-        "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
-    )
-    found = CheckFinding.of("ports", good, run(code, 60), cure)
-    yield found if found.state == "ok" else found._replace(state="note")
+    cure = "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    good = "a run on one host listens on loopback alone"
+    yield CheckFinding.of("ports", good, run(code, 60), cure, "note")
     host = envs.get_str("MASTER_ADDR", "")
     where = f"MASTER_ADDR is {host}: its" if host and not is_loopback(host) else "with several, the"
     yield CheckFinding(

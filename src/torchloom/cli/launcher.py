@@ -36,8 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchloom import envs
-from torchloom.cli.load import interpreter
-from torchloom.cli.parent import held_back
+from torchloom.cli.processes import held_back, interpreter
 from torchloom.cli.terminal import has_terminal, unread
 from torchloom.launch.rendezvous import ADDRESS, serve_store, stay_local
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchloom.cli.load import load_file
+from torchloom.cli.processes import load_file
 from torchloom.cli.terminal import printable
 from torchloom.config.findings import Findings
 from torchloom.config.source import read

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from torchloom.cli.failures import writing
-from torchloom.cli.terminal import printable
+from torchloom.cli.terminal import printable, writing
 from torchloom.errors import RecordError
 from torchloom.files import write_whole
 from torchloom.records import Session, load_record

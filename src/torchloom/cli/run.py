@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from torchloom import envs
-from torchloom.cli.load import run_script
-from torchloom.cli.parent import begin_worker
+from torchloom.cli.processes import begin_worker, run_script
 from torchloom.errors import ConfigError
 from torchloom.last_words import show_last_words
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from torchloom import envs
-from torchloom.cli.load import interpreter, load_file
+from torchloom.cli.processes import interpreter, load_file
 from torchloom.cli.terminal import doing, printable
 from torchloom.errors import ServeError
 from torchloom.serve import Box, Contract, Dim, Program, Store, build, counter

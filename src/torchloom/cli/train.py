@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO, cast, get_type_hints
 import typer
 
 from torchloom import envs, log
-from torchloom.cli.parent import begin_worker
+from torchloom.cli.processes import begin_worker
 from torchloom.cli.terminal import LastingOutput
 from torchloom.recipes.train import TrainOptions, run
 
@@ -50,7 +50,7 @@ train.__annotations__ = {each.name: each.annotation for each in _PARAMETERS}
 def _become_worker(options: TrainOptions) -> None:
     """Run this rank. Until the loop handles signals, a signal ends the process without a traceback."""
     begin_worker()
-    from torchloom.recipes.train.preflight import check_options
+    from torchloom.recipes.train.options import check_options
 
     launch = envs.launch()
     check_options(options, launch.world_size)
@@ -60,7 +60,7 @@ def _become_worker(options: TrainOptions) -> None:
 
 def _start_workers(options: TrainOptions) -> int:
     """Check the options in this process, so that an error is printed once; then start the workers."""
-    from torchloom.recipes.train.preflight import check_options, choose_out, make_out
+    from torchloom.recipes.train.options import check_options, choose_out, make_out
 
     check_options(options, options.nproc)
     settled = replace(options, out=str(make_out(choose_out(options))))

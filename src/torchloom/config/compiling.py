@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchloom.config import kinds
-from torchloom.config.budget import parse_budget
+from torchloom.config.budget import MemoryBudget, parse_budget
 from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import frozen_map
-from torchloom.config.keys import Written
-from torchloom.config.kinds import Kind, RefusedError, show
+from torchloom.config.keys import Written, check_params
+from torchloom.config.kinds import Kind, show
 from torchloom.config.model import CompileOptions, OffloadConfig, PassName, ZeroConfig
-from torchloom.config.params import check_params
-from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_sections import CompileSection
 
 _PASSES = "compile.passes"
 _SCHEDULE = "compile.schedule"
@@ -129,43 +128,36 @@ def _schedule(
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             findings.error(path, f"{show(entry)} is not an entry", "write [step, [names]]")
             continue
-        step, names = entry
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            findings.error(f"{path}[0]", f"{show(step)} is not a step", "write a whole number")
-        elif step in entries:
-            findings.error(f"{path}[0]", f"step {step} is given twice", "merge the two entries")
-        elif entries and step < max(entries):
+        step, last = findings.take(kinds.whole(), entry[0], f"{path}[0]"), max(entries, default=-1)
+        items = _entry_names(entry[1], f"{path}[1]", findings)
+        if not isinstance(step, int):
+            continue
+        if step <= last:
             findings.error(
                 f"{path}[0]",
-                f"step {step} comes behind step {max(entries)}",
-                "list the entries in the order in which they take effect",
+                f"step {step} comes behind step {last}",
+                "list the entries in the order in which they take effect, each step once",
             )
-        else:
-            items = _entry_names(names, f"{path}[1]", findings)
-            entries[step] = _translated(items, f"{path}[1]", stage, findings)
+        entries[step] = _translated(items, f"{path}[1]", stage, findings)
     return tuple(entries.items())
 
 
 def _entry_names(names: object, path: str, findings: Findings) -> tuple[PassName, ...]:
     """Return the names of one entry, each alone or paired with a memory budget or with options."""
-    if not isinstance(names, list | tuple):
-        findings.error(path, f"{show(names)} is not a list of names", 'write ["name", ...]')
-        return ()
     found: list[PassName] = []
-    for index, item in enumerate(names):
-        name, budget = item if isinstance(item, list | tuple) and len(item) == 2 else (item, None)
-        if not isinstance(name, str) or not name:
-            findings.error(f"{path}[{index}]", f"{show(name)} is not a name", "write a string")
-        elif budget is None:
-            found.append(name)
-        elif isinstance(budget, Mapping):
-            found.append((name, frozen_map(budget)))
-        else:
-            try:
-                found.append((name, parse_budget(budget)))
-            except RefusedError as refusal:
-                findings.error(f"{path}[{index}][1]", refusal.what, refusal.fix)
+    for index, item in enumerate(findings.take(kinds.sequence, names, path) or ()):
+        here = f"{path}[{index}]"
+        name, more = item if isinstance(item, list | tuple) and len(item) == 2 else (item, None)
+        name = findings.take(kinds.text, name, here)
+        if name is not None and more is not None:
+            more = findings.take(_budget_or_options, more, f"{here}[1]")
+        if name is not None:
+            found.append(name if more is None else (name, more))
     return tuple(found)
+
+
+def _budget_or_options(value: object) -> MemoryBudget | Mapping[str, object]:
+    return frozen_map(value) if isinstance(value, Mapping) else parse_budget(value)
 
 
 def resolve_pass_options(section: CompileSection, zero: ZeroConfig) -> Mapping[str, Any]:

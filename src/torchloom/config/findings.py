@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-from torchloom.config.kinds import Kind, RefusedError, number_in, show
+from torchloom.config.kinds import RefusedError, number_in, show
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,7 @@ class Findings:
         """
         self.hints.append(Hint(path=path, asked=asked, used=used, why=why))
 
-    def take(self, kind: Kind, value: object, path: str) -> object:
+    def take(self, kind: Callable[[object], T], value: object, path: str) -> T | None:
         """Return what `kind` reads; a refused value is an error and None.
 
         Text that is a number is read as one with a warning, as DeepSpeed does, where the kind takes numbers.

@@ -5,19 +5,102 @@
            + error: unknown key zero_optimization.stag, did you mean zero_optimization.stage?
 
 Aliases mean the schema's names, null counts as not given, and "auto" is the caller's value or a documented
-default, or is derived by a later step. A value that its key does not take is an error and left out.
+default, or is derived by a later step. A value that its key does not take is an error and left out. A misspelt
+key is an error, any other unknown key a warning; an unknown parameter of an optimizer, a schedule or torch.compile is
+an error, because the constructor that receives it would reject it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from torchloom.config.fields import Key, SectionT, asks
-from torchloom.config.findings import Findings
-from torchloom.config.jsonc import join
-from torchloom.config.kinds import show
-from torchloom.config.unknown_keys import tell_unknown
+from torchloom.config.fields import Key, Section, SectionT, asks
+from torchloom.config.findings import Findings, nearest
+from torchloom.config.kinds import Kind, show
+from torchloom.config.schema import ConfigSchema
+from torchloom.config.source import join
+
+_HOMES = {
+    **{f"{name}": f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")},
+    "momentum": "optimizer.params.momentum",
+    "learning_rate": "optimizer.params.lr",
+    "batch_size": "train_batch_size",
+    **{
+        name: f"scheduler.params.{name}"
+        for name in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+    },
+}
+
+
+def tell_unknown(of: type[Section], name: str, parent: str, findings: Findings) -> None:
+    """Add what is said of an unknown key.
+
+    Args:
+        of: the section in which it stands.
+        name: the key.
+        parent: the path of the section, as the user wrote it.
+        findings: collects errors, notes and hints.
+    """
+    names = [each for key in of.keys.values() for each in (key.name, *key.aliases, *key.old)]
+    if (meant := misspelt(name, names)) is not None:
+        findings.error(join(parent, name), "unknown key", f"did you mean {join(parent, meant)}?")
+        return
+    close = nearest(name, of.keys)
+    suggestion = join(parent, close) if close else _elsewhere(name)
+    ending = f"did you mean {suggestion}?" if suggestion else "remove it or check its spelling"
+    findings.warn(join(parent, name), f"unknown key, ignored: {ending}")
+
+
+def without_dotted(tree: dict[str, object], findings: Findings) -> dict[str, object]:
+    """Return the top level without dotted keys, which are ignored with a warning."""
+    for name in tree:
+        if "." in name:
+            known = name if name in known_paths() else nearest(name, known_paths())
+            nested = show(tree[name])
+            for part in reversed((known or name).split(".")):
+                nested = f"{{{show(part)}: {nested}}}"
+            findings.warn(name, f"a dotted key is ignored, as DeepSpeed does; nest it: {nested}")
+    return {name: value for name, value in tree.items() if "." not in name}
+
+
+@functools.cache
+def known_paths() -> tuple[str, ...]:
+    """Return the dotted path of every key of the schema."""
+    return tuple(_paths(ConfigSchema, ""))
+
+
+def misspelt(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` misspells: one edit away, or two from 9 letters on.
+
+    Example:
+        >>> misspelt("zero_optimisation", ["zero_optimization"]), misspelt("notes", ["nodes_x"])
+        ('zero_optimization', None)
+    """
+    if len(word) < 4:
+        return None
+    edits = 1 if len(word) < 9 else 2
+    as_long = [name for name in known if abs(len(name) - len(word)) <= edits]
+    cutoff = 1 - edits / len(word) - 1e-9
+    return next(iter(difflib.get_close_matches(word.lower(), as_long, 1, cutoff)), None)
+
+
+def _paths(of: type[Section], path: str) -> Iterator[str]:
+    for key in of.keys.values():
+        here = join(path, key.name)
+        yield here
+        if key.section is not None:
+            yield from _paths(key.section, here)
+
+
+def _elsewhere(name: str) -> str | None:
+    """Return the known path that ends in this name, when the key only sits in the wrong place."""
+    last_parts = {path.rpartition(".")[2]: path for path in reversed(known_paths())} | _HOMES
+    close = nearest(name, last_parts) if name not in last_parts else name
+    return last_parts[close] if close else None
+
 
 AUTO = "auto"
 
@@ -133,3 +216,44 @@ def _tell(key: Key, value: object, path: str, findings: Findings) -> None:
         findings.warn(path, f"no effect ({key.doc}): {key.instead}")
     elif key.treatment == "refused" and asks(value, key):
         findings.error(path, f"asks for {key.doc}, which this release does not have", key.instead)
+
+
+NO_AUTO: Mapping[str, object] = {}
+
+
+def check_params(
+    given: Mapping[str, object],
+    table: Mapping[str, Kind],
+    path: str,
+    findings: Findings,
+    *,
+    auto: Mapping[str, object] = NO_AUTO,
+) -> dict[str, object]:
+    """Return the parameters that passed; the others are errors in `findings`.
+
+    Args:
+        given: what the user wrote; null counts as not given.
+        table: the kinds by name.
+        path: where the parameters are.
+        findings: collects what is wrong.
+        auto: what "auto" means, by name; None leaves the parameter out.
+    """
+    taken = {}
+    for name, value in given.items():
+        here = f"{path}.{name}"
+        if name not in table:
+            close = nearest(name, table)
+            known = f"did you mean {close}?" if close else f"known: {', '.join(table)}"
+            findings.error(here, "unknown parameter", known)
+            continue
+        if value == AUTO:
+            if name not in auto:
+                findings.leave_open(here)
+                continue
+            value = auto[name]
+            findings.info(here, f'"auto" became {"the default" if value is None else show(value)}')
+        if value is None:
+            continue
+        if (read := findings.take(table[name], value, here)) is not None:
+            taken[name] = read
+    return taken

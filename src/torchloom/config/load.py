@@ -17,18 +17,15 @@ from torchloom.config.compiling import resolve_compile, resolve_extra_passes, re
 from torchloom.config.fields import record_of
 from torchloom.config.findings import Findings, Hint, Note, Problem, nearest
 from torchloom.config.frozen import frozen_map
-from torchloom.config.keys import Reader, Written
+from torchloom.config.keys import Reader, Written, known_paths, without_dotted
 from torchloom.config.kinds import show
 from torchloom.config.model import CheckpointConfig, Config, TimeoutsConfig
 from torchloom.config.monitors import resolve_monitors
-from torchloom.config.non_finite import resolve_non_finite
-from torchloom.config.offload import resolve_offload
 from torchloom.config.optimizer import resolve_optimizer
-from torchloom.config.precision import resolve_precision
+from torchloom.config.precision import resolve_non_finite, resolve_precision
 from torchloom.config.scheduler import resolve_scheduler
 from torchloom.config.schema import ConfigSchema, TimeoutsSection
-from torchloom.config.unknown_keys import known_paths, without_dotted
-from torchloom.config.zero import resolve_zero
+from torchloom.config.zero import resolve_offload, resolve_zero
 from torchloom.errors import ConfigError
 
 _MARGIN_S = 60.0

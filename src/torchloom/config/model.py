@@ -18,6 +18,8 @@ from torchloom.config.frozen import FrozenMap, thaw
 from torchloom.config.monitors import MonitorsConfig
 
 MIB = 1 << 20
+UNSHARDED_BELOW = 100_000
+"""Elements below which a parameter stays whole unless a configuration says it; DeepSpeed's default."""
 PassName = str | tuple[str, MemoryBudget | Mapping[str, object]]
 DType = Literal["fp32", "bf16", "fp16"]
 

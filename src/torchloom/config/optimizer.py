@@ -12,9 +12,9 @@ from typing import Literal
 from torchloom.config import kinds
 from torchloom.config.findings import Findings, nearest
 from torchloom.config.frozen import frozen_map
+from torchloom.config.keys import check_params
 from torchloom.config.kinds import Kind, show
 from torchloom.config.model import OptimizerConfig
-from torchloom.config.params import check_params
 from torchloom.config.schema import OptimizerSection
 
 Name = Literal["adamw", "adam", "sgd"]
@@ -111,20 +111,12 @@ def _adam(name: Name, params: dict[str, object], findings: Findings) -> Name:
         )
         name = "adamw"
     if "weight_decay" not in params:
-        params["weight_decay"] = _weight_decay(name, bool(asked.get("torch_adam")), findings)
+        is_of_torch = name == "adamw" and bool(asked.get("torch_adam"))
+        params["weight_decay"] = 0.01 if is_of_torch else 0.0
+        if name == "adamw" and not is_of_torch:
+            text = "not given: 0.0, as in DeepSpeed (torch.optim.AdamW: 0.01)"
+            findings.info(f"{_PATH}.weight_decay", text)
     return name
-
-
-def _weight_decay(name: Name, is_torch: bool, findings: Findings) -> float:
-    """Return the default weight decay that DeepSpeed would use for this section."""
-    if name != "adamw":
-        return 0.0
-    if is_torch:
-        return 0.01
-    findings.info(
-        f"{_PATH}.weight_decay", "not given: 0.0, as in DeepSpeed (torch.optim.AdamW: 0.01)"
-    )
-    return 0.0
 
 
 def _check_sgd(params: dict[str, object], findings: Findings) -> None:

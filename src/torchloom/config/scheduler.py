@@ -12,9 +12,9 @@ from typing import NamedTuple
 from torchloom.config import kinds
 from torchloom.config.findings import Findings, nearest
 from torchloom.config.frozen import frozen_map
+from torchloom.config.keys import check_params
 from torchloom.config.kinds import Kind, show
 from torchloom.config.model import OptimizerConfig, SchedulerConfig
-from torchloom.config.params import check_params
 from torchloom.config.schema import SchedulerSection
 
 _PATH = "scheduler.params"

@@ -91,22 +91,21 @@ class Preparation:
             if value_at(tree, path) not in (None, {}):
                 warn_once(f"{path} counts for nothing with {caller}: {instead}")
         tree = without_host_optimizer(tree, caller)
-        self._tree = with_filled(tree, given)
-        refuse_contradictions(self._tree, [g for g in given if g.path not in (auto or {})], caller)
+        self.written: Mapping[str, Any] = with_filled(tree, given)
+        """The configuration as it was written, with what the framework added."""
+        refuse_contradictions(
+            self.written, [g for g in given if g.path not in (auto or {})], caller
+        )
         self.config = self.config_with({}, replaced=("optimizer", "scheduler"))
         self._refuse(self.config)
-        self.compiles = _compiles(self.config)
+        section = self.config.source.get("compile")
+        self.compiles = not (isinstance(section, Mapping) and section.get("enabled") is False)
         self._sessions: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.broadcasts_buffers = True
         """Whether running statistics are those of rank 0 after each step, as DistributedDataParallel has them."""
         self._hears = False
         self.heard: Mapping[str, float] = {}
         """Numbers of the last step; see `hear`."""
-
-    @property
-    def written(self) -> Mapping[str, Any]:
-        """The configuration as it was written, with what the framework added."""
-        return self._tree
 
     def config_with(self, auto: Mapping[str, object], *, replaced: Sequence[str] = ()) -> Config:
         """Return the configuration with more values for "auto".
@@ -119,7 +118,7 @@ class Preparation:
             ConfigError: it is wrong, or an "auto" has no value.
         """
         return load_config(
-            self._tree, world_size=world_size_of(), auto={**self._auto, **auto}, replaced=replaced
+            self.written, world_size=world_size_of(), auto={**self._auto, **auto}, replaced=replaced
         )
 
     def shard(
@@ -220,9 +219,7 @@ class Preparation:
         return self._sessions.get(model)
 
     def _refuse(self, config: Config) -> None:
-        if config.precision.dtype == "fp16" or (
-            config.precision.autocast is not None and config.precision.autocast.dtype == "fp16"
-        ):
+        if config.precision.scales_loss:
             raise ConfigError(
                 f"fp16 with {self.caller} is not supported, as its loss scaler looks at one rank's shards: "
                 "train in bf16, or with torchloom.initialize, which scales the loss over all ranks"
@@ -303,9 +300,3 @@ def _autocast_forward(model: nn.Module, dtype: torch.dtype) -> None:
         return cast_inputs(found, torch.float32)
 
     model.__dict__["forward"] = types.MethodType(forward, model)
-
-
-def _compiles(config: Config) -> bool:
-    """Say whether models are compiled: unless the configuration says that they are not."""
-    written = config.source.get("compile")
-    return not (isinstance(written, Mapping) and written.get("enabled") is False)

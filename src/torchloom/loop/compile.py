@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
 from torchloom.config.frozen import thaw
-from torchloom.config.schema_compile import CompileSection
+from torchloom.config.schema_sections import CompileSection
 from torchloom.config.source import read
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger

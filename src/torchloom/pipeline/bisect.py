@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchloom._torch.module_calls import compiled_call
 from torchloom.backends import check_against_eager
-from torchloom.backends.compare import Tolerance, first_difference
+from torchloom.backends.check import Tolerance, first_difference
 from torchloom.backends.graphs import clone_inputs, name_of
 from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.graph import GraphPass

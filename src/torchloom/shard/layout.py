@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchloom.config.model import UNSHARDED_BELOW
 from torchloom.errors import ShardError
 from torchloom.shard.admit import check_model
 from torchloom.shard.shards import shard_numel_of
@@ -283,8 +284,8 @@ def default_threshold(numels: Iterable[int]) -> int:
     room = sum(sizes) // 100
     for size, held in zip(sizes, itertools.accumulate(sizes), strict=True):
         if held > room:
-            return min(size, 100_000)
-    return 100_000
+            return min(size, UNSHARDED_BELOW)
+    return UNSHARDED_BELOW
 
 
 def is_small(param: nn.Parameter, persistence_threshold: int, world_size: int) -> bool:

@@ -8,11 +8,11 @@ Arguments, callbacks, trackers and checkpoints stay those of the Trainer. Writte
 from __future__ import annotations
 
 from torchloom.integrations.transformers.arguments import TorchloomArguments, TorchloomOptions
-from torchloom.integrations.transformers.loading import from_pretrained
 from torchloom.integrations.transformers.trainer import (
     TorchloomMixin,
     TorchloomSeq2SeqTrainer,
     TorchloomTrainer,
+    from_pretrained,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A mixin for Hugging Face's Trainer and classes that inherit from it.
+"""Make Hugging Face's Trainer, and classes that inherit from it, train with torchloom.
 
     accelerator     becomes a TorchloomAccelerator, which shards and compiles what the Trainer prepares
     optimizer       is built over the shards; its file has whole states
@@ -9,16 +9,17 @@ Losses, norms, evaluation, callbacks and resumes are those of the Trainer.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
 
+from torchloom import envs
 from torchloom.engine.schedules import make_lr_scheduler
 from torchloom.integrations.accelerate import TorchloomAccelerator, inner
 from torchloom.integrations.given import refuse_contradictions
@@ -30,7 +31,13 @@ from torchloom.integrations.transformers.arguments import (
 )
 from torchloom.launch.groups import world_size_of
 from torchloom.pipeline import CompileSession
-from torchloom.shard import full_optimizer_state_dict, full_state_dict, is_sharded, layout_of
+from torchloom.shard import (
+    full_optimizer_state_dict,
+    full_state_dict,
+    is_sharded,
+    layout_of,
+    on_meta,
+)
 
 
 class TorchloomMixin:
@@ -160,31 +167,15 @@ class TorchloomMixin:
         states = full_optimizer_state_dict(
             inner(self.optimizer), rank0_only=self._saves_once, cpu=True
         )
-        with self._holding(_Gathered(states)):
-            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-
-    @contextlib.contextmanager
-    def _holding(self, gathered: _Gathered) -> Iterator[None]:
-        """Put gathered states in the place of the optimizer, whose `state_dict()` the base class calls on one rank."""
-        optimizer, self.optimizer = self.optimizer, gathered
+        # The base class calls `state_dict()` on one rank.
+        optimizer, self.optimizer = self.optimizer, SimpleNamespace(state_dict=lambda: states)
         try:
-            yield
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
         finally:
             self.optimizer = optimizer
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Leave the model where it is: it is moved when it is sharded, and may be on meta until then."""
-
-
-class _Gathered:
-    """Stands for an optimizer whose whole states are known."""
-
-    def __init__(self, states: dict[str, Any]) -> None:
-        self._states = states
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states."""
-        return self._states
 
 
 def _saved_names(model: nn.Module) -> frozenset[str] | None:
@@ -221,3 +212,40 @@ class TorchloomSeq2SeqTrainer(TorchloomMixin, Seq2SeqTrainer):
 
 
 __all__ = ["TorchloomMixin", "TorchloomSeq2SeqTrainer", "TorchloomTrainer"]
+
+
+def from_pretrained(auto_class: Any, folder: str, **kwargs: Any) -> nn.Module:
+    """Load pretrained weights on rank 0 and build the same model without memory on the other ranks.
+
+    The host then holds one model, not one for each rank. `TorchloomTrainer` and `TorchloomAccelerator` shard it
+    as any other: the weights of rank 0 reach all ranks. Until then only rank 0 may call it.
+
+    Args:
+        auto_class: a class of transformers with `from_pretrained`, such as `AutoModelForCausalLM`.
+        folder: what its `from_pretrained` takes.
+        kwargs: likewise; each rank passes the same.
+
+    Example:
+        >>> model = from_pretrained(AutoModelForCausalLM, "llama-8b")  # doctest: +SKIP
+    """
+    rank = dist.get_rank() if dist.is_initialized() else envs.launch().rank
+    if rank == 0:
+        return auto_class.from_pretrained(folder, **kwargs)
+    config = kwargs.pop("config", None)
+    if config is None:
+        config = _config_of(auto_class, folder, kwargs)
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    with on_meta():
+        if hasattr(auto_class, "from_config"):
+            model = auto_class.from_config(config, **({} if dtype is None else {"dtype": dtype}))
+        else:
+            model = auto_class(config) if dtype is None else auto_class(config).to(dtype)
+    return model.eval()  # as rank 0's is, or dropout would differ between ranks
+
+
+def _config_of(auto_class: Any, folder: str, kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    config_class = getattr(auto_class, "config_class", None) or AutoConfig
+    names = ("trust_remote_code", "revision", "cache_dir", "token", "local_files_only", "subfolder")
+    return config_class.from_pretrained(folder, **{n: kwargs[n] for n in names if n in kwargs})

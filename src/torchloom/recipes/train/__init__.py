@@ -3,13 +3,12 @@
 `run` is what each rank calls. The command `torchloom train` turns its options into `TrainOptions` and
 starts the ranks; your own script, started by torchrun or Slurm, may call `run` as well.
 
-options     what a run is asked for
-preflight   checks before any process starts; the run's folder
+options     what a run is asked for, checked before any process starts; the run's folder
 loop        the run on each rank: model, engine, steps, evaluation, checkpoints
 corpus      text with a held-out part, cut into samples
 model task  the built-in decoder; the loss of a model, and Hugging Face folders
 interrupts  signals, full memory and lost ranks
-metrics progress summary   what is recorded and shown
+metrics     what is recorded, shown and summed up
 """
 
 from __future__ import annotations

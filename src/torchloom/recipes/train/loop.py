@@ -30,12 +30,26 @@ from torch import Tensor
 import torchloom
 from torchloom.errors import ConfigError, DataError, EngineError, TorchloomError
 from torchloom.files import read_json_lines, write_whole
-from torchloom.recipes.train import progress, summary
 from torchloom.recipes.train.corpus import heldout_batches, load_corpus, windows
 from torchloom.recipes.train.interrupts import StopRequest, failing_in
-from torchloom.recipes.train.metrics import Log, json_lines, memory_gib, tensorboard, watched
-from torchloom.recipes.train.options import TrainOptions, default_config
-from torchloom.recipes.train.preflight import checkpoint_dir, choose_out, make_out
+from torchloom.recipes.train.metrics import (
+    Log,
+    json_lines,
+    memory_gib,
+    print_summary,
+    shown,
+    summarize,
+    tensorboard,
+    watched,
+    write_charts,
+)
+from torchloom.recipes.train.options import (
+    TrainOptions,
+    checkpoint_dir,
+    choose_out,
+    default_config,
+    make_out,
+)
 from torchloom.recipes.train.task import Task, build_task
 
 _LOGGER = logging.getLogger(__name__)
@@ -279,7 +293,7 @@ class Loop:
             sinks.append(json_lines(out / "metrics.jsonl", done=done))
             if options.tensorboard:
                 sinks.append(tensorboard(out / "tensorboard"))
-            shown = progress.shown(
+            bar = shown(
                 console,
                 steps=options.steps,
                 done=done,
@@ -288,7 +302,7 @@ class Loop:
                 unit=self._task.unit,
                 phase=lambda: phase.text() if (phase := engine.compile_report().phase) else "",
             )
-            sinks.append(shown)
+            sinks.append(bar)
         self.logs = [stack.enter_context(sink) for sink in sinks]
 
     def announce(self, corpus: str, console: Console) -> None:
@@ -312,7 +326,7 @@ class Loop:
         files = {"metrics": out / "metrics.jsonl"}
         rows, compiled = read_json_lines(files["metrics"]), engine.compile_report()
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
-        figures = summary.summarize(
+        figures = summarize(
             rows,
             model=task.name,
             num_params=task.num_params,
@@ -327,11 +341,11 @@ class Loop:
             **outcome._asdict(),
         )
         write_whole(out / "summary.json", json.dumps(figures, indent=2) + "\n")
-        files |= summary.write_charts(out, rows, figures)
+        files |= write_charts(out, rows, figures)
         if self._options.report:  # by now each rank has written its record
             record = torchloom.records.load_record(out / "record.json")
             files["report"] = torchloom.report.write_page(record, out / "report.html", run=out)
-        summary.print_summary(console, figures, {**files, "checkpoint": outcome.checkpoint})
+        print_summary(console, figures, {**files, "checkpoint": outcome.checkpoint})
 
 
 def _agree_on_out(options: TrainOptions, rank: int) -> Path:

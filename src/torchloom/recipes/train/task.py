@@ -62,7 +62,7 @@ def build_task(options: TrainOptions) -> Task:
 
 
 def _of_folder(path: str, seq_len: int) -> Task:
-    import transformers  # an optional package; `preflight` has seen that it is there
+    import transformers  # an optional package; `check_options` has seen that it is there
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
