@@ -19,9 +19,9 @@ from torchloom.config.schema_compile import CompileSection
 from torchloom.config.source import read
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
-from torchloom.loop.facts import config_facts
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
+from torchloom.loop.optimizers import config_facts
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import LoopSteps

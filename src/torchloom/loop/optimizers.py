@@ -1,15 +1,15 @@
-"""Make the optimizer that steps what this rank owns of a model, or take the caller's."""
+"""Make the optimizer that steps what this rank owns of a model, or take the caller's; write down what ranks compare of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom.config import OptimizerConfig, thawed_map
+from torchloom.config import Config, OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
 from torchloom.loop.elementwise import check_elementwise, needs_closure
 from torchloom.loop.owned_params import OwnedParams
@@ -162,3 +162,54 @@ def _params(model_parameters: Iterable[Any] | None, local: OwnedParams) -> Group
         group["params"] = list(group["params"])
     local.keep_known(groups)
     return groups if has_groups else groups[0]["params"]
+
+
+def config_facts(config: Config) -> dict[str, object]:
+    """Return every setting that ranks must share, by its path, and the versions that they run."""
+    return {"version of torch": torch.__version__, **_flat(config.shared_values(), "")}
+
+
+def optimizer_facts(optimizer: Optimizer | None, local: OwnedParams) -> dict[str, object]:
+    """Return an optimizer's kind and, for each group, its parameters and options."""
+    if optimizer is None:
+        return {"optimizer": None}
+    names = {id(each.param): each.spec.name for each in local}
+    facts: dict[str, object] = {"kind": _name(optimizer), "groups": len(optimizer.param_groups)}
+    for index, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key != "params"}
+        facts[f"group {index} parameters"] = [names.get(id(p), "?") for p in group["params"]]
+        facts |= _flat(options, f"group {index} ")
+    return facts
+
+
+def schedule_facts(schedule: Any) -> dict[str, object]:
+    """Return a schedule's kind and the plain values of its state."""
+    if schedule is None:
+        return {"schedule": None}
+    state = schedule.state_dict() if hasattr(schedule, "state_dict") else {}
+    return {"kind": _name(schedule), **_flat(state, "")}
+
+
+def _flat(values: Mapping[str, object], prefix: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat({str(k): v for k, v in value.items()}, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    return _name(value)  # functions and objects: ranks compare what they are, not where they lie
+
+
+def _name(value: object) -> str:
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{getattr(kind, '__qualname__', '?')}"

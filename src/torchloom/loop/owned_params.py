@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError, ShardError
-from torchloom.loop.norms import Gradients
+from torchloom.loop.clip import Gradients
 from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward

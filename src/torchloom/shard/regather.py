@@ -35,8 +35,7 @@ from torchloom._torch.autograd import (
 )
 from torchloom._torch.compiling import DuringCompile
 from torchloom.position import POSITION
-from torchloom.shard.memo import Memo
-from torchloom.shard.writes import WRITES
+from torchloom.shard.writes import WRITES, Memo
 
 
 class GatherCall(NamedTuple):

@@ -17,7 +17,7 @@ from torchloom._torch.distributed import watch_collectives
 from torchloom.errors import ShardError
 from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.parameter import is_shard, refused_collective
-from torchloom.shard.user_copies import WeightCopy
+from torchloom.shard.writes import WeightCopy
 
 _WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
 

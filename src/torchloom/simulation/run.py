@@ -39,7 +39,7 @@ from torchloom.shard.roots import forget_model
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
-from torchloom.step.casts import cast_params
+from torchloom.step.description import cast_params
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 
