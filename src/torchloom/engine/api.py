@@ -136,7 +136,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     )
     world = replace(world, comm=comm)
     local = OwnedParams(model, layout, comm)
-    count_steps_of((each.param for each in local), has_engine=True)
+    count_steps_of(each.param for each in local)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
     )

@@ -25,7 +25,7 @@ from torchloom._torch.autograd import TotalNorm, replace_total_norm
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.runtime import Communicator, lookup
-from torchloom.shard import Layout, layout_of, owners_of, sharded_models
+from torchloom.shard import Layout, ParamSpec, known_params, layout_of, owners_of
 from torchloom.shard.shards import clear_padding_
 
 _WHAT = "sum for the gradient norm"
@@ -239,7 +239,7 @@ def clip_grad_norm_(
         _of(by_handle, layout)  # also without a gradient: the other ranks may have some
         for name, param in owners_of(each).items():
             if param.grad is not None:
-                _add(by_handle, param.grad, layout, name)
+                _add(by_handle, param.grad, layout, layout[name])
     norm = _norm(by_handle, norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(norm)):
         _raise_first_non_finite(models)
@@ -291,13 +291,9 @@ def _sorted(given: Sequence[Tensor]) -> tuple[_ByHandle, list[Tensor]]:
     """Sort tensors by the communicator of the parameter whose gradient they are; return others beside."""
     missing = {id(tensor): tensor for tensor in given}
     by_handle: _ByHandle = {}
-    for model in sharded_models():
-        layout, params = layout_of(model), dict(model.named_parameters())
-        for spec in layout:
-            param = params.get(spec.name)  # other models may have changed since
-            grad = None if param is None else param.grad
-            if grad is not None and missing.pop(id(grad), None) is not None:
-                _add(by_handle, grad, layout, spec.name)
+    for param, layout, spec in known_params():
+        if param.grad is not None and missing.pop(id(param.grad), None) is not None:
+            _add(by_handle, param.grad, layout, spec)
     return by_handle, list(missing.values())
 
 
@@ -306,8 +302,8 @@ def _of(by_handle: _ByHandle, layout: Layout) -> Gradients:
     return by_handle.setdefault(layout.handle, empty)
 
 
-def _add(by_handle: _ByHandle, grad: Tensor, layout: Layout, name: str) -> None:
-    spec, found = layout[name], _of(by_handle, layout)
+def _add(by_handle: _ByHandle, grad: Tensor, layout: Layout, spec: ParamSpec) -> None:
+    found = _of(by_handle, layout)
     if spec.mode == "sharded":
         clear_padding_(grad, spec.numel, layout.rank)
     (found.divided if spec.mode == "sharded" else found.whole).append(grad)

@@ -53,7 +53,7 @@ def make_optimizer(
     if made is not None:
         with local.as_shards():
             _check_without_closure(made)
-            check_elementwise(made, local.divided(), stage)
+            check_elementwise(made)
     return made
 
 
@@ -124,11 +124,11 @@ def _from_factory(
         with local.as_shards():
             again = factory(params)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        shards = local.divided()
-        if not shards:
+        num_shards = sum(each.is_divided for each in local)
+        if not num_shards:
             raise
         raise EngineError(
-            f"the function optimizer= failed over {len(shards)} flat shards of parameters at ZeRO "
+            f"the function optimizer= failed over {num_shards} flat shards of parameters at ZeRO "
             f"stage {stage} ({type(error).__name__}: {error}): an optimizer that needs the shapes "
             "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
             "shards"
