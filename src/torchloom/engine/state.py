@@ -30,8 +30,7 @@ from torchloom.launch.groups import World
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
-from torchloom.loop.step_flops import Work, work_of
-from torchloom.loop.step_log import StepLog
+from torchloom.loop.step_log import StepLog, Work, work_of
 from torchloom.loop.trackers import trackers_of
 from torchloom.pipeline import REGISTRY, PassRegistry
 from torchloom.position import POSITION

@@ -13,6 +13,7 @@ from torchloom.config import Config, OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
 from torchloom.loop.elementwise import check_elementwise, needs_closure
 from torchloom.loop.owned_params import OwnedParams
+from torchloom.shard.optimizer_states import cut_held
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
@@ -108,10 +109,7 @@ def complete_momentum(optimizer: Optimizer) -> None:
 def _from_factory(
     factory: OptimizerFactory, params: Groups, local: OwnedParams, stage: int
 ) -> Optimizer:
-    """Call a function on whole parameters, where it can group them by shape; at stage 1 again on slices.
-
-    Some optimizers make states when they are made, which have to be of what they step.
-    """
+    """Call a function on whole parameters, where it can group them by shape."""
     if not callable(factory):
         raise ConfigError(
             f"optimizer= is a {type(factory).__name__}: pass a torch optimizer over the model's "
@@ -119,10 +117,6 @@ def _from_factory(
         )
     try:
         made = factory(params)
-        if not any(each.spec.is_sliced for each in local) or _is_bare(made):
-            return made
-        with local.as_shards():
-            again = factory(params)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         num_shards = sum(each.is_divided for each in local)
         if not num_shards:
@@ -133,22 +127,9 @@ def _from_factory(
             "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
             "shards"
         ) from error
-    if _grouped(made) != _grouped(again):
-        raise EngineError(
-            f"the function optimizer= groups parameters by their shape, and {type(made).__name__} keeps more of "
-            "them than torch's optimizers do when it is made: pass groups as model_parameters= of "
-            "torchloom.initialize, and a function that takes them"
-        )
-    return again
-
-
-def _is_bare(optimizer: Optimizer) -> bool:
-    """Say whether an optimizer has kept nothing of its parameters yet but the groups."""
-    return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
-
-
-def _grouped(optimizer: Optimizer) -> list[list[int]]:
-    return [[id(param) for param in group["params"]] for group in optimizer.param_groups]
+    if isinstance(made, Optimizer):
+        cut_held(made)  # some make states when they are made
+    return made
 
 
 def _params(model_parameters: Iterable[Any] | None, local: OwnedParams) -> Groups:

@@ -1,29 +1,35 @@
-"""Turning a model into its shards, in place, and back."""
+"""Turn a model into its shards, in place, and back; refuse what takes a shard for the whole weight while ranks communicate.
+
+A broadcast would make rank 0's shards everybody's, and an average would mix parts of a weight that have nothing to do with
+each other, silently. DistributedDataParallel does both.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from torchloom._torch.distributed import watch_collectives
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
 from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
+from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.layout import Layout, Mode, ParamSpec, param_of
-from torchloom.shard.parameter import hold_part, hold_whole, is_shard
+from torchloom.shard.parameter import hold_part, hold_whole, is_shard, refused_collective
 from torchloom.shard.regather import attach
 from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
-from torchloom.shard.wrappers import watch_wrappers
-from torchloom.shard.writes import check_code
+from torchloom.shard.writes import WeightCopy, check_code
 
 logger = get_logger(__name__)
 
@@ -351,3 +357,36 @@ def _say_what_happened(layout: Layout) -> None:
             layout.stage,
             len(layout.params),
         )
+
+
+_WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
+
+
+@functools.cache
+def watch_wrappers() -> None:
+    """Refuse wrappers and collectives of modules that hold shards, from now on, before a parameter is changed."""
+    register_module_module_registration_hook(_check_wrapping)
+    watch_collectives(_check_collective)
+
+
+def _check_wrapping(owner: nn.Module, name: str, submodule: nn.Module) -> None:
+    if not isinstance(owner, DistributedDataParallel):
+        return
+    if submodule is not None and any(map(is_shard, submodule.parameters())):
+        raise ShardError(
+            "DistributedDataParallel was given a model that torchloom has sharded, and would take one rank's shards for "
+            "whole weights: leave the wrapper out, as torchloom averages gradients in backward"
+        )
+
+
+def _check_collective(collective: str, tensors: Iterable[Tensor]) -> None:
+    for each in tensors:
+        shard = each if is_shard(each) else shard_behind(each)
+        if shard is not None:
+            raise refused_collective(collective, shard)
+        if isinstance(each, WeightCopy) and each.param is None and collective in _WRITING:
+            raise ShardError(
+                f"{collective} would write into a gathered copy of the parameter {each.param_name!r}, and the weight would stay "
+                "as it is: leave it out, as torchloom keeps weights equal on all ranks, or write inside "
+                "torchloom.shard.gathered(..., modifier_rank=0)"
+            )

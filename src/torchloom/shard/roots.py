@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -131,7 +129,8 @@ class Owners:
         self._model = model
         self._layout: Layout | None = None
         self._found: dict[str, nn.Parameter] = {}
-        self._seen: list[tuple[nn.Module, _Children, _Children]] = []
+        self._seen: list[tuple[nn.Module, list[tuple[str, int]]]] = []
+        """Modules, and what each held. It is held here, too, so that nothing else can have its id."""
 
     def __call__(self) -> dict[str, nn.Parameter]:
         """Return what `owners_of` returns.
@@ -140,34 +139,25 @@ class Owners:
             ShardError: as `owners_of`.
         """
         layout = layout_of(self._model)
-        if layout is not self._layout or not self._seen or not all(map(_is_as_seen, self._seen)):
+        if (
+            layout is not self._layout
+            or not self._seen
+            or any(_children(module) != known for module, known in self._seen)
+        ):
             self._found, self._seen, self._layout = owners_of(self._model), [], layout
             walk = type(self._model)
             if walk.named_parameters is nn.Module.named_parameters:  # else it may yield anything
-                self._seen = [
-                    (each, _Children.of(each._modules), _Children.of(each._parameters))
-                    for each in self._model.modules()
-                ]
+                self._seen = [(each, _children(each)) for each in self._model.modules()]
         return self._found
 
 
-class _Children(NamedTuple):
-    """What one of a module's dictionaries holds."""
-
-    names: list[str]
-    values: list[Any]
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> _Children:
-        return cls([*found], [*found.values()])
-
-    def are(self, found: Mapping[str, Any]) -> bool:
-        return self.names == [*found] and all(map(operator.is_, self.values, found.values()))
-
-
-def _is_as_seen(seen: tuple[nn.Module, _Children, _Children]) -> bool:
-    module, modules, parameters = seen
-    return modules.are(module._modules) and parameters.are(module._parameters)
+def _children(module: nn.Module) -> list[tuple[str, int]]:
+    """Return names and ids of a module's submodules and parameters."""
+    return [
+        (name, id(child))
+        for found in (module._modules, module._parameters)
+        for name, child in found.items()
+    ]
 
 
 def known_params() -> Iterator[tuple[nn.Parameter, Layout, ParamSpec]]:
