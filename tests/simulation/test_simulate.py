@@ -161,7 +161,7 @@ def test_two_levels_of_links() -> None:
 
 def test_a_table_of_choices() -> None:
     base = config()
-    choices = choices_of(base, "8, 16", "", stage="1,3", batch="")
+    choices = choices_of(base, "8, 16", stage="1,3", batch="")
     assert [each.text() for each in choices] == [
         "ranks 8, stage 1",
         "ranks 8, stage 3",
@@ -171,7 +171,7 @@ def test_a_table_of_choices() -> None:
     assert choices[0].config()["zero_optimization"]["stage"] == 1
     assert base["zero_optimization"]["stage"] == 3
     with pytest.raises(ConfigError, match="--batch 4,x: 'x' is no whole number"):
-        choices_of(base, "8", "", batch="4,x")
+        choices_of(base, "8", batch="4,x")
     fits, not_fits = simulated(8), replace(simulated(16), capacity_bytes=1)
     lines = table(
         [(choices[2], not_fits), (choices[0], fits)], [(choices[1], PlanError("too little"))]

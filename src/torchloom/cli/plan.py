@@ -70,6 +70,13 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     budget: Annotated[
         str, typer.Option(help=f"Device memory to keep, as 70GB or 0.9. {_SEVERAL}")
     ] = "",
+    checkpointing: Annotated[
+        str,
+        typer.Option(help=f"What layers recompute: none, full, layers or selective. {_SEVERAL}"),
+    ] = "",
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Count elementwise operators one by one, not fused.")
+    ] = False,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sample.")] = 4096,
     output: Annotated[
         Path | None,
@@ -88,7 +95,8 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     choices = choices_of(
         base,
         world_size,
-        budget,
+        budget=budget,
+        checkpointing=checkpointing,
         stage=stage,
         batch=batch,
         accumulation=accumulation,
@@ -98,7 +106,10 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         if len(choices) > 1:
             typer.echo(f"{number + 1} of {len(choices)}: {choice.text()}", err=True)
         try:
-            found.append((choice, simulate_choice(choice, source, seq_len, device, network)))
+            one = simulate_choice(
+                choice, source, seq_len, device=device, network=network, eager=eager
+            )
+            found.append((choice, one))
         except PlanError as error:
             if len(choices) == 1:
                 raise

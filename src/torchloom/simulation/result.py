@@ -29,6 +29,8 @@ class Simulation:
     """Of one rank, in one optimizer step."""
     compute_s: float
     """Operators of forward and backward."""
+    compute_by: Mapping[str, float]
+    """Its seconds by kind: "products", "attention", "elementwise"."""
     exposed_s: float
     """Compute stands still for a transfer."""
     loaded_s: float
@@ -107,6 +109,7 @@ class Simulation:
     def text(self) -> str:
         """Return the prediction in lines for a terminal."""
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
+        parts = ", ".join(f"{kind} {_ms(s).strip()}" for kind, s in self.compute_by.items())
         room, capacity = self.room_bytes, self.capacity_bytes
         fit = ""
         if room is not None and capacity is not None:
@@ -119,7 +122,7 @@ class Simulation:
             f"  peak       {_gb(self.peak_bytes)}{fit}",
             *(f"    {_gb(size):>9}  {kind}" for kind, size in self.peak_by_kind.items() if size),
             f"  step       {self.step_s:.3g} s, {self.tokens_per_s:,.0f} tokens/s per rank{mfu}",
-            f"    {_ms(self.compute_s)}  compute",
+            f"    {_ms(self.compute_s)}  compute: {parts}",
             f"    {_ms(self.exposed_s)}  waiting for transfers (the network is busy {_ms(self.network_s).strip()})",
             *(f"      {_ms(s)}  {what}" for what, s in list(self.exposed_by.items())[:_SHOWN]),
             f"    {_ms(self.loaded_s)}  lost to transfers beside compute",

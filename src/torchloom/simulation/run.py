@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
 from torchloom.shard.roots import forget_model
+from torchloom.simulation.checkpointing import checkpoint_layers
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
@@ -73,9 +74,10 @@ class _Compiled(NamedTuple):
                 f"no graph of {name} has a backward: let the model return its loss, or pass loss="
             )
         standing, micro_steps = self.step.standing, settings.batch.accumulation_steps
-        exposed: Counter[str] = Counter()
+        exposed, computed = Counter[str](), Counter[str]()
         for each in graphs:
             exposed.update(each.times.exposed_by if each.times else {})
+            computed.update(each.times.compute_by if each.times else {})
         peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
         boundary_us = _boundary_us(self.layout, table)
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
@@ -97,6 +99,7 @@ class _Compiled(NamedTuple):
             network=table.network.name,
             micro_steps=micro_steps,
             tokens=tokens * micro_steps,
+            compute_by={kind: micro_steps * us / 1e6 for kind, us in computed.most_common()},
             compute_s=micro_steps * _sum(graphs, "compute_us"),
             exposed_s=micro_steps * _sum(graphs, "exposed_us") + boundary_us / 1e6,
             loaded_s=micro_steps * _sum(graphs, "loaded_us"),
@@ -149,6 +152,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     optimizer: Callable[..., Optimizer] | None = None,
     loss: Callable[..., Tensor] | None = None,
     costs: CostTable | None = None,
+    checkpointing: str = "none",
+    eager: bool = False,
     name: str = "",
 ) -> Simulation:
     """Predict peak memory and time of a training step on hardware that is not there.
@@ -168,6 +173,9 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
         optimizer: function from parameters to an optimizer; default: the config's, else fused AdamW.
         loss: called as `loss(model, *inputs, **inputs)`; default: what the model returns, or its `loss`.
         costs: measured figures in place of `device` and `network`, as `torchloom calibrate` writes them.
+        checkpointing: what layers keep for backward, as published runs have it: "none", "full", "layers" or
+            "selective" (`checkpoint_layers`). A budget chooses by itself.
+        eager: whether operators run one by one, as where nothing is compiled, not fused.
         name: of the model, for tables.
 
     Raises:
@@ -188,11 +196,14 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     """
     began = time.perf_counter()
     table = costs or CostTable(device=device_row(device), network=network_row(network))
+    if eager:
+        table = replace(table, device=replace(table.device, fuses=False))
     settings = load_config(_with_budget(config, budget), world_size=world_size)
     _check_modelled(settings, world_size)
     with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
     _check_on_meta(module)
+    checkpoint_layers(module, checkpointing)
     with simulated_world(world_size, _transport_of(table)) as comm:
         try:
             compiled = _compiled(module, inputs, settings, comm, table, optimizer, loss)
