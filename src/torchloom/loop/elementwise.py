@@ -109,7 +109,10 @@ def check_elementwise(optimizer: Any) -> None:
     divided = [known[id(leaf)] for leaf in leaves if id(leaf) in known]
     if divided:
         layout, spec = divided[0]
-        reason = _why_not(optimizer, _stand_ins(leaves, known))
+        closure = "its step needs a closure, whose loss differs between ranks"
+        reason = (
+            closure if needs_closure(optimizer) else _why_not(optimizer, _stand_ins(leaves, known))
+        )
         if reason is not None:
             raise EngineError(
                 f"{type(optimizer).__name__} cannot step shards of parameters (the first is "
@@ -164,8 +167,6 @@ def _is_known(optimizer: Any) -> bool:
 
 def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
     """Return why the optimizer may not step shards; None if it may."""
-    if needs_closure(optimizer):
-        return "its step needs a closure, whose loss differs between ranks"
 
     def halves(values: Sequence[Tensor]) -> list[Tensor]:
         return [each.half(value) for each, value in zip(stand_ins, values, strict=True)]
@@ -188,17 +189,6 @@ def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
         except Exception as error:  # noqa: BLE001  code of others, tried on purpose
             first_line = str(error).strip().partition("\n")[0]
             return f"a trial step of it failed ({type(error).__name__}: {first_line})"
-    changes = [(one - other).abs() for one, other in zip(whole.weights, starts, strict=True)]
-    apart = [
-        (one - other).abs() for one, other in zip(halves(whole.weights), half.weights, strict=True)
-    ]
-    return _judged(whole, half, changes, apart)
-
-
-def _judged(
-    whole: _Stepped, half: _Stepped, changes: Sequence[Tensor], apart: Sequence[Tensor]
-) -> str | None:
-    """Return what differs between a step over whole values and one over halves."""
     odd_state = whole.odd_state or half.odd_state
     if odd_state is not None:
         return f"it keeps {odd_state}, which is not one value for each element"
@@ -206,10 +196,11 @@ def _judged(
         whole.numbers, half.numbers, rtol=_TOLERANCE, atol=0, equal_nan=True
     ):
         return "it keeps a number that it computes over many elements, as Prodigy's step size is"
+    results = zip(starts, whole.weights, halves(whole.weights), half.weights, strict=True)
     moved = [
-        (change.max(), far.max())
-        for change, far in zip(changes, apart, strict=True)
-        if change.numel()
+        ((after - before).abs().max(), (part - other).abs().max())
+        for before, after, part, other in results
+        if after.numel()
     ]
     if not all(bool(far <= _TOLERANCE * change) for change, far in moved):
         return "what it does to an element depends on the parameter's shape or other elements"
