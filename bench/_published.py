@@ -32,6 +32,8 @@ class Published:
     """Reserved by the allocator."""
     fitted: bool = False
     """Whether a rate of a device or network was chosen by it; the others only check."""
+    shard_size: int | None = None
+    """Ranks that share one copy of the weights (hybrid sharding)."""
 
     @property
     def network(self) -> str:
@@ -55,6 +57,7 @@ RUNS = (
     Published("M1", "mpt-70b", 64, _H, 2048, 8, 4, "full", 1039, True, fitted=True),
     Published("M1", "mpt-7b", 8, _A, 2048, 6, 2, "none", 4641, True, fitted=True),
     Published("M1", "mpt-70b", 64, _A, 2048, 8, 4, "full", 410, True, fitted=True),
+    Published("F1", "llama-2-7b", 128, _A, 4096, 2, 1, "none", 3760, False, shard_size=8),
     Published("F1", "llama-2-70b", 128, _A, 4096, 6, 1, "full", 380, False),
     Published("K1", "llama-8b", 1, _K, 4096, 4, 2, "full", 10471, False, fitted=True),
     Published("K1", "llama-8b", 2, _K, 4096, 4, 2, "full", 9364, False),

@@ -89,9 +89,9 @@ def _compare() -> dict[str, Any]:
 
 
 def _settings(run: Published) -> dict[str, Any]:
-    names = "model", "ranks", "device", "seq_len", "micro_batch", "accumulation", "checkpointing"
-    settings = {name: getattr(run, name) for name in names}
-    return {**settings, "eager": run.eager, "network": run.network}
+    left_out = "source", "tokens_per_s", "peak_gib", "fitted"
+    settings = {name: value for name, value in asdict(run).items() if name not in left_out}
+    return {**settings, "network": run.network}
 
 
 def _ask(settings: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def _simulate(
     micro_batch: int,
     accumulation: int = 1,
     checkpointing: str = "none",
+    shard_size: int | None = None,
     budget: str | None = None,
     **hardware: Any,
 ) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def _simulate(
     base = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
     choice = Choice(
         world_size=ranks,
+        shard_size=shard_size,
         batch=micro_batch,
         accumulation=accumulation,
         budget=budget,

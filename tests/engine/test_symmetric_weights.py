@@ -310,8 +310,6 @@ def test_too_little_memory_for_the_weights_is_said_and_they_are_copied(caplog) -
     assert "gathered by copying" in ranks.run_ranks(2, fn)[0][2]
 
 
-
-
 def test_code_that_outlives_its_group_says_so() -> None:
     def fn(rank):
         engine, _ = compiled(SHARED)

@@ -63,6 +63,10 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         Path | None, typer.Option(help="Of the training run; the options below win over it.")
     ] = None,
     stage: Annotated[str, typer.Option(help=f"ZeRO stage. {_SEVERAL}")] = "",
+    shard_size: Annotated[
+        str,
+        typer.Option(help=f"Ranks that share one copy of the weights; default: all. {_SEVERAL}"),
+    ] = "",
     batch: Annotated[str, typer.Option(help=f"Samples of a micro batch. {_SEVERAL}")] = "",
     accumulation: Annotated[
         str, typer.Option(help=f"Micro batches of an optimizer step. {_SEVERAL}")
@@ -98,6 +102,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         budget=budget,
         checkpointing=checkpointing,
         stage=stage,
+        shard_size=shard_size,
         batch=batch,
         accumulation=accumulation,
     )

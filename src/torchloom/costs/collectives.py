@@ -185,6 +185,24 @@ def collective_us(
     return modelled * measured / table.network.collective_us(kind, num_bytes, nearest)
 
 
+def between_copies_us(
+    num_bytes: int, world_size: int, copies: int, table: CollectiveTimes
+) -> float:
+    """Return the time in which ranks that hold the same shard of several copies average it, in microseconds.
+
+    Args:
+        num_bytes: of the shard.
+        world_size: ranks that share one copy.
+        copies: of the weights.
+        table: see `collective_us`.
+    """
+    network = table.network
+    if network.inner is not None and world_size * copies > network.ranks_per_host:
+        # One of them lives in each host: each sends by its own adapter.
+        table = replace(table, network=replace(network, inner=None))
+    return collective_us("all_reduce", num_bytes, copies, table)
+
+
 def _interpolated(points: list[tuple[int, float]], num_bytes: int) -> float:
     """Return the time of a size between measured ones; beyond them the last rate holds."""
     sizes = [size for size, _ in points]

@@ -18,6 +18,7 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.costs import CostTable, collective_us, link_us, node_us
+from torchloom.costs.collectives import between_copies_us
 from torchloom.costs.fusion import fused_us
 from torchloom.costs.roofline import kind_of_work
 from torchloom.graph import args_of, is_fetched, nbytes
@@ -63,6 +64,7 @@ def timeline(
     table: CostTable,
     world_size: int,
     *,
+    copies: int = 1,
     gathers_per_use: float = 1.0,
     bucket_bytes: int = 16 << 20,
 ) -> Timeline:
@@ -72,6 +74,7 @@ def timeline(
         graphs: forward and backward as passes leave them.
         table: times of operators, collectives and copies.
         world_size: ranks that share the weights.
+        copies: of the weights, between which gradients are averaged as well.
         gathers_per_use: of a resident weight, per run of the graphs: one over the micro-steps of an
             optimizer step. It blocks, with the others, up to `bucket_bytes` at a time, and so does
             the copy of its piece where that waits on the host.
@@ -90,7 +93,7 @@ def timeline(
         for node, kind, compute_us in compute.of(graph):
             engine = _engine_of(node, table)
             if engine is not None:
-                duration = transfer_us(node, table, world_size)
+                duration = transfer_us(node, table, world_size, copies)
                 free[engine] = max(clock, free[engine]) + duration
                 ends[node] = free[engine], engine
                 busy[engine] += duration
@@ -164,20 +167,24 @@ def transfer_name(start: fx.Node) -> str:
     return f"{kind} {names[0]}{more}"
 
 
-def transfer_us(start: fx.Node, table: CostTable, world_size: int) -> float:
+def transfer_us(start: fx.Node, table: CostTable, world_size: int, copies: int = 1) -> float:
     """Return the time of the transfer that a node starts, in microseconds; 0 for other nodes.
 
     Args:
         start: any node of a lowered graph.
         table: times of collectives and copies.
         world_size: ranks that share the weights.
+        copies: of the weights, between which gradients are averaged as well.
     """
     if start.target is ops.gather_start:
         return collective_us("all_gather", nbytes(start), world_size, table)
     if start.target in _COLLECTIVES:
         kind = "reduce_scatter" if start.target is ops.reduce_start else "all_reduce"
         num_bytes = sum(nbytes(node) for node in args_of(start)[0])
-        return collective_us(kind, num_bytes, world_size, table)
+        held_bytes = num_bytes // world_size if kind == "reduce_scatter" else num_bytes
+        return collective_us(kind, num_bytes, world_size, table) + between_copies_us(
+            held_bytes, world_size, copies, table
+        )
     if start.target is ops.symmetric_start:
         return table.network.alpha_us  # ranks meet; nothing is sent
     if start.target in _LINKS:

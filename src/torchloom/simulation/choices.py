@@ -22,6 +22,7 @@ class Choice:
 
     world_size: int
     stage: int | None = None
+    shard_size: int | None = None
     batch: int | None = None
     accumulation: int | None = None
     budget: str | None = None
@@ -34,6 +35,7 @@ class Choice:
         parts = {
             "ranks": self.world_size,
             "stage": self.stage,
+            "shard size": self.shard_size,
             "batch": self.batch,
             "accumulation": self.accumulation,
             "budget": self.budget,
@@ -46,7 +48,7 @@ class Choice:
         settings = dict(self.base)
         settings.pop("train_batch_size", None)  # follows from the others
         zero = dict(settings.get("zero_optimization") or {})
-        zero |= _given(stage=self.stage)
+        zero |= _given(stage=self.stage, shard_size=self.shard_size)
         return {
             "train_micro_batch_size_per_gpu": 1,
             **settings,

@@ -12,6 +12,13 @@ from torchloom.plan import Plan
 
 _SHOWN = 5
 """Transfers that compute waits for, in the text: what is worth a change is among the first."""
+_COMPARED = {
+    "a100-80gb": (8, 0.06),
+    "h100-80gb": (6, 0.05),
+    "h100-96gb": (2, 0.04),
+    "h200-141gb": (2, 0.11),
+}
+"""How many published runs on a device were simulated, and how far step times were off at most: `bench/simulate.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +90,11 @@ class Simulation:
         limits = [each for each in (self.capacity_bytes, self.budget_bytes) if each is not None]
         return all(self.peak_bytes <= limit for limit in limits)
 
+    @property
+    def step_error(self) -> float | None:
+        """How far step times of published runs on this device were off at most, as a part; None: none compared."""
+        return _COMPARED[self.device][1] if self.device in _COMPARED else None
+
     def first_change(self) -> str:
         """Return the change of the settings that promises most."""
         share = self.exposed_s / self.step_s
@@ -103,7 +115,7 @@ class Simulation:
         """Return plain data, derived figures included."""
         data = asdict(self)
         data["plan"] = None if self.plan is None else json.loads(self.plan.to_json())
-        derived = ("step_s", "tokens_per_s", "mfu", "fits", "room_bytes")
+        derived = ("step_error", "step_s", "tokens_per_s", "mfu", "fits", "room_bytes")
         return {**data, **{name: getattr(self, name) for name in derived}}
 
     def text(self) -> str:
@@ -129,6 +141,13 @@ class Simulation:
             f"    {_ms(self.update_s)}  optimizer",
             f"  first      {self.first_change()}",
         ]
+        if self.step_error is None:
+            lines.append(f"  trust      no published run on {self.device} was compared")
+        else:
+            lines.append(
+                f"  trust      {_COMPARED[self.device][0]} published runs on {self.device}: step times within "
+                f"{self.step_error:.0%}; the peak is what tensors hold, allocators reserve more"
+            )
         if self.flat_because:
             lines.append(
                 f"  note       equal layers were compiled one by one: {self.flat_because[0]}"

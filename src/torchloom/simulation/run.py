@@ -25,7 +25,7 @@ from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
 from torchloom.costs import CostTable, collective_us, device_row
-from torchloom.costs.collectives import network_row
+from torchloom.costs.collectives import between_copies_us, network_row
 from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.loop.optimizers import make_optimizer
@@ -180,7 +180,7 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
 
     Raises:
         PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), the
-            config has `shard_size` or `offload_param`, which are not modelled, or forward reads values of tensors.
+            config has `offload_param`, which is not modelled, or forward reads values of tensors.
         ConfigError: the config is wrong.
         ShardError: the model cannot be sharded, or is not on meta.
 
@@ -199,12 +199,13 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     if eager:
         table = replace(table, device=replace(table.device, fuses=False))
     settings = load_config(_with_budget(config, budget), world_size=world_size)
-    _check_modelled(settings, world_size)
+    _check_modelled(settings)
+    sharing = settings.zero.shard_size or world_size
     with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
     _check_on_meta(module)
     checkpoint_layers(module, checkpointing)
-    with simulated_world(world_size, _transport_of(table)) as comm:
+    with simulated_world(sharing, _transport_of(table), world_size // sharing) as comm:
         try:
             compiled = _compiled(module, inputs, settings, comm, table, optimizer, loss)
             return compiled.result(
@@ -236,13 +237,8 @@ def _transport_of(table: CostTable) -> str:
     return "gloo" if table.network.name in ("gloo", "shared-memory") else "nccl"
 
 
-def _check_modelled(settings: Config, world_size: int) -> None:
+def _check_modelled(settings: Config) -> None:
     """Refuse what would be left out of the figures."""
-    if settings.zero.shard_size not in (None, world_size):
-        raise PlanError(
-            "zero_optimization.shard_size: reductions between copies of the weights are not modelled yet; simulate "
-            f"without it, or {settings.zero.shard_size} ranks alone"
-        )
     if settings.offload.parameters:
         raise PlanError(
             "offload_param: shards that wait on the host would count as device memory; simulate without it"
@@ -274,6 +270,7 @@ def _compiled(
         module,
         stage=settings.zero.stage,
         world_size=comm.world_size,
+        num_replicas=comm.num_replicas,
         rank=0,
         handle=comm.handle,
         persistence_threshold=settings.zero.param_persistence_threshold,
@@ -301,7 +298,7 @@ def _compiled(
             target=table,
         )
         driver = Driver(
-            ranks=Agreement(EqualRanks(comm.world_size)),
+            ranks=Agreement(EqualRanks(layout.num_ranks)),
             host=_SimulatedHost(),
             optimizer=made,
             as_shards=local.as_shards,
@@ -373,11 +370,13 @@ def _boundary_us(layout: Layout, table: CostTable) -> float:
     whole = [spec for spec in layout if spec.requires_grad and spec.mode == "whole"]
     reduced = sum(spec.numel * spec.wire_dtype.itemsize for spec in whole)
     sliced = sum(spec.numel * spec.dtype.itemsize for spec in whole if spec.is_sliced)
-    ranks = layout.world_size
+    ranks, copies = layout.world_size, layout.num_replicas
     if not reduced:
         return 0.0
     if not sliced:
-        return collective_us("all_reduce", reduced, ranks, table)
-    return collective_us("reduce_scatter", reduced, ranks, table) + collective_us(
-        "all_gather", sliced, ranks, table
+        return collective_us("all_reduce", reduced, ranks * copies, table)
+    return (
+        collective_us("reduce_scatter", reduced, ranks, table)
+        + between_copies_us(reduced // ranks, ranks, copies, table)
+        + collective_us("all_gather", sliced, ranks, table)
     )
