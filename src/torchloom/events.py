@@ -258,7 +258,7 @@ class StepEnded(Event):
     tokens_per_second: float | None = None
     """`tokens` over `seconds`."""
     mfu: float | None = None
-    """Model FLOP utilization (`torchloom.loop.step_flops`); None where the device's peak is not known."""
+    """Model FLOP utilization (`torchloom.loop.step_log`); None where the device's peak is not known."""
     peak_bytes: int | None = None
     """Most device memory that was allocated so far; on a CPU, resident memory of this process."""
     collectives: int | None = None

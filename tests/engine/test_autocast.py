@@ -143,16 +143,6 @@ def test_half_the_bytes_and_the_same_losses(stage: int, backend: str, world_size
         assert off["sent"] - on["sent"] == saved * world_size
 
 
-def test_stage_1_gathers_nothing_and_trains_the_same() -> None:
-    def fn(rank: int) -> Any:
-        return train(rank, 1, "aot_eager", **OFF), train(rank, 1, "aot_eager", **ON)
-
-    for off, on in run_ranks(2, fn):
-        assert_same(off, on)
-        assert not on["gathered"]
-        assert off["sent"] == on["sent"]
-
-
 def test_compiled_trains_as_eager_code_does() -> None:
     def fn(rank: int) -> Any:
         return train(rank, 3, None), train(rank, 3, "aot_eager")

@@ -31,19 +31,6 @@ def error_of(action) -> tuple[str, str]:
     return "none", ""
 
 
-def both(fn, *args) -> tuple[str, str]:
-    """Run on two ranks; they must fail alike."""
-    first, second = run_ranks(2, fn, *args, timeout_s=60)
-    assert first[0] == second[0], (first, second)
-    return first
-
-
-def expect(found: tuple[str, str], kind: type[Exception], *words: str) -> None:
-    assert found[0] == kind.__name__, found
-    for word in words:
-        assert word in found[1], found[1]
-
-
 def test_no_model() -> None:
     with pytest.raises(ConfigError, match="model="):
         torchloom.initialize(config={})
@@ -70,100 +57,6 @@ def test_arguments_of_a_launcher_name_a_config() -> None:
             torchloom.initialize(args=SimpleNamespace(**{name: document}), model=tricky())
 
 
-def test_already_sharded() -> None:
-    def fn(rank):
-        _, model = make_engine()
-        return error_of(lambda: torchloom.initialize(model=model, config=settings()))
-
-    expect(both(fn), ShardError, "already sharded", "unshard")
-
-
-def test_foreign_optimizer() -> None:
-    def fn(rank):
-        stranger = torch.optim.SGD(nn.Linear(3, 3).parameters(), 0.1)
-        return error_of(
-            lambda: torchloom.initialize(model=tricky(), optimizer=stranger, config=settings())
-        )
-
-    expect(both(fn), EngineError, "group 0", "(3, 3)", "model.parameters()")
-
-
-def test_parameter_added_after_initialize() -> None:
-    def fn(rank):
-        engine, model = make_engine()
-        model.late = nn.Parameter(torch.ones(3))
-        return error_of(lambda: train(engine, rank, 1))
-
-    expect(both(fn), ShardError, "added: late", "before torchloom.initialize")
-
-
-def test_loss_is_no_scalar() -> None:
-    def fn(rank):
-        engine, _model = make_engine()
-        vector = engine(tokens(0, rank)) * torch.ones(2)
-        return error_of(lambda: engine.backward(vector))
-
-    expect(both(fn), EngineError, "(2,)", "loss.mean()")
-
-
-def test_loss_without_graph() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        return error_of(lambda: engine.backward(torch.tensor(1.0)))
-
-    expect(both(fn), EngineError, "does not depend")
-
-
-def test_step_without_backward() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        return error_of(engine.step)
-
-    expect(both(fn), EngineError, "without backward()")
-
-
-def test_step_without_optimizer() -> None:
-    def fn(rank):
-        config = settings()
-        del config["optimizer"]
-        engine, *_ = torchloom.initialize(model=tricky(), config=config)
-        return error_of(lambda: train(engine, rank, 1))
-
-    expect(both(fn), EngineError, "optimizer=")
-
-
-def test_compiled_twice() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        engine.compile(backend="aot_eager")
-        return error_of(engine.compile)
-
-    expect(both(fn), EngineError, "compiled already")
-
-
-def test_unknown_pass() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        return error_of(lambda: engine.compile(passes=["zero3", "plce"]))
-
-    expect(both(fn), PassOrderError, "plce", "did you mean 'place'")
-
-
-def test_ranks_with_different_configs() -> None:
-    def fn(rank):
-        return error_of(lambda: make_engine(gradient_clipping=float(rank)))
-
-    expect(both(fn), AgreementError, "ranks [0]", "ranks [1]", "the config")
-
-
-def test_ranks_with_different_models() -> None:
-    def fn(rank):
-        model = nn.Linear(8 + rank, 8)
-        return error_of(lambda: torchloom.initialize(model=model, config=settings()))
-
-    expect(both(fn), AgreementError, "the model's parameters")
-
-
 def test_graphs_that_differ_between_ranks_run_where_their_collectives_agree() -> None:
     class Forked(nn.Module):
         def __init__(self, rank: int) -> None:
@@ -185,68 +78,127 @@ def test_graphs_that_differ_between_ranks_run_where_their_collectives_agree() ->
     assert run_ranks(2, fn) == [128.0, 144.0]
 
 
-def test_no_checkpoint(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        return error_of(lambda: engine.load_checkpoint(tmp_path))
-
-    expect(both(fn), CheckpointError, "no checkpoint in", "latest")
+def with_late_parameter(rank):
+    engine, model = make_engine()
+    model.late = nn.Parameter(torch.ones(3))
+    train(engine, rank, 1)
 
 
-def test_checkpoint_of_another_model(tmp_path) -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        train(engine, rank, 1)
-        engine.save_checkpoint(tmp_path)
-        other, *_ = torchloom.initialize(model=nn.Linear(12, 17), config=settings())
-        return error_of(lambda: other.load_checkpoint(tmp_path))
-
-    expect(both(fn), CheckpointError, "another model", "weight: not in the checkpoint")
+def with_stranger(rank):
+    stranger = torch.optim.SGD(nn.Linear(3, 3).parameters(), 0.1)
+    torchloom.initialize(model=tricky(), optimizer=stranger, config=settings())
 
 
-def test_no_sync_where_gradients_are_sharded() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        return error_of(lambda: engine.no_sync().__enter__())
-
-    expect(both(fn), EngineError, "no_sync()", "gradient_accumulation_steps")
+def without_optimizer(rank):
+    engine, *_ = torchloom.initialize(model=tricky(), config=settings(optimizer=None))
+    train(engine, rank, 1)
 
 
-def test_ranks_with_different_optimizers() -> None:
-    def fn(rank, made):
-        def run():
-            model = tricky()
-            torchloom.initialize(
-                model=model,
-                optimizer=made(rank, model),
-                config={**settings(), "optimizer": None},
-            )
+def compiled_twice(rank):
+    engine = make_engine()[0]
+    engine.compile(backend="aot_eager")
+    engine.compile()
 
-        return error_of(run)
 
-    def kinds(rank, model):
-        return (torch.optim.SGD if rank else torch.optim.Adam)(model.parameters(), lr=0.1)
+def vector_loss(rank):
+    engine = make_engine()[0]
+    engine.backward(engine(tokens(0, rank)) * torch.ones(2))
 
-    def rates(rank, model):
-        return torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1))
 
-    def groups(rank, model):
-        params = list(model.parameters())
-        return torch.optim.SGD(
-            [{"params": params[: 2 + rank]}, {"params": params[2 + rank :]}], lr=0.1
+def of_another_model(rank, folder):
+    engine = make_engine()[0]
+    train(engine, rank, 1)
+    engine.save_checkpoint(folder)
+    other, *_ = torchloom.initialize(model=nn.Linear(12, 17), config=settings())
+    other.load_checkpoint(folder)
+
+
+def with_optimizer(make):
+    def run(rank):
+        model = tricky()
+        config = settings(optimizer=None)
+        torchloom.initialize(
+            model=model, optimizer=make(rank, list(model.parameters())), config=config
         )
 
-    for made, words in ((kinds, "kind"), (rates, "group 0 lr"), (groups, "group 0 parameters")):
-        expect(both(fn, made), AgreementError, "the optimizer", words, "ranks [0]", "ranks [1]")
+    return run
 
 
-def test_ranks_with_different_schedules() -> None:
+def in_groups(rank, params):
+    groups = [{"params": params[: 2 + rank]}, {"params": params[2 + rank :]}]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+def with_schedule(rank):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3 + rank)
+
+    torchloom.initialize(model=tricky(), lr_scheduler=schedule, config=settings())
+
+
+MISTAKES = [
+    (
+        lambda rank: torchloom.initialize(model=make_engine()[1], config=settings()),
+        *(ShardError, "already sharded", "unshard"),
+    ),
+    (with_stranger, EngineError, "group 0", "(3, 3)", "model.parameters()"),
+    (with_late_parameter, ShardError, "added: late", "before torchloom.initialize"),
+    (vector_loss, EngineError, "(2,)", "loss.mean()"),
+    (
+        lambda rank: make_engine()[0].backward(torch.tensor(1.0)),
+        *(EngineError, "does not depend"),
+    ),
+    (lambda rank: make_engine()[0].step(), EngineError, "without backward()"),
+    (without_optimizer, EngineError, "optimizer="),
+    (compiled_twice, EngineError, "compiled already"),
+    (
+        lambda rank: make_engine()[0].compile(passes=["zero3", "plce"]),
+        *(PassOrderError, "plce", "did you mean 'place'"),
+    ),
+    (
+        lambda rank: make_engine()[0].no_sync().__enter__(),
+        *(EngineError, "no_sync()", "gradient_accumulation_steps"),
+    ),
+]
+UNLIKE_RANKS = [
+    (lambda rank: make_engine(gradient_clipping=float(rank)), "the config"),
+    (
+        lambda rank: torchloom.initialize(model=nn.Linear(8 + rank, 8), config=settings()),
+        "the model's parameters",
+    ),
+    (
+        with_optimizer(
+            lambda rank, params: (torch.optim.SGD if rank else torch.optim.Adam)(params, lr=0.1)
+        ),
+        *("the optimizer", "kind"),
+    ),
+    (
+        with_optimizer(lambda rank, params: torch.optim.SGD(params, lr=0.1 * (rank + 1))),
+        *("the optimizer", "group 0 lr"),
+    ),
+    (with_optimizer(in_groups), "the optimizer", "group 0 parameters"),
+    (with_schedule, "the schedule", "step_size", "3", "4"),
+]
+
+
+def test_each_mistake_has_its_error_on_every_rank(tmp_path) -> None:
+    in_folder = [
+        (
+            lambda rank: make_engine()[0].load_checkpoint(tmp_path / "none"),
+            *(CheckpointError, "no checkpoint in", "latest"),
+        ),
+        (
+            lambda rank: of_another_model(rank, tmp_path),
+            *(CheckpointError, "another model", "weight: not in the checkpoint"),
+        ),
+    ]
+    unlike = [(act, AgreementError, "ranks [0]", "ranks [1]", *w) for act, *w in UNLIKE_RANKS]
+    mistakes = [*MISTAKES, *in_folder, *unlike]
+
     def fn(rank):
-        def schedule(optimizer):
-            return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3 + rank)
+        return [error_of(lambda act=act: act(rank)) for act, *_ in mistakes]
 
-        return error_of(
-            lambda: torchloom.initialize(model=tricky(), lr_scheduler=schedule, config=settings())
-        )
-
-    expect(both(fn), AgreementError, "the schedule", "step_size", "3", "4")
+    for found in run_ranks(2, fn, timeout_s=120):
+        for (name, text), (_, kind, *words) in zip(found, mistakes, strict=True):
+            assert name == kind.__name__, text
+            assert all(word in text for word in words), text

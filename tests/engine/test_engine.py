@@ -242,7 +242,7 @@ def test_a_compile_that_cannot_start_leaves_the_engine_as_it_was(monkeypatch) ->
         expected = train(plain, rank, 2)
         engine, _ = make_engine(3, seed=1)
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no compiler"):
-            patch.setattr("torchloom.step.start.compile_in_place", no_compiler)
+            patch.setattr("torchloom.step.compiled.compile_in_place", no_compiler)
             engine.compile(backend="aot_eager")
         uncompiled = engine.is_compiled, train(engine, rank, 2) == expected
         engine.compile(backend="aot_eager")

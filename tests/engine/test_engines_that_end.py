@@ -62,10 +62,6 @@ def test_engines_one_after_another(make, ends, backend) -> None:
     check(make, ends, backend, num=20 if (make, ends) == (whole, "destroyed") else 4)
 
 
-def test_engines_under_inductor() -> None:
-    check(Broken, "destroyed", "inductor", num=4)
-
-
 def check(make, ends, backend, num) -> None:
     def fn(rank):
         seen, kept = [], []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import torch
 from torch import nn
 
 import torchloom
-from support import ranks
 from support.models import tokens, tricky
 from support.pool import run_ranks
-from support.runs import assert_equal, make_engine, settings, train, weights
+from support.runs import assert_equal, make_engine, train, weights
 from torchloom.config import load_config
 from torchloom.engine import Engine
 from torchloom.errors import ConfigError, EngineError, NonFiniteError
@@ -220,21 +218,6 @@ def test_skips_in_a_row_have_a_limit(place: str) -> None:
     assert run_ranks(2, fn) == [3, 3]
 
 
-def test_the_log_names_rank_and_parameter_once(caplog) -> None:
-    def fn(rank):
-        logging.getLogger("torchloom").propagate = True
-        engine, _ = make_engine()
-        with caplog.at_level(logging.WARNING, "torchloom"):
-            spoiled_step(engine, rank, "gradient", float("nan"))
-        return [r.getMessage() for r in caplog.records if "skipped" in r.getMessage()]
-
-    first, second = ranks.run_ranks(2, fn)
-    assert len(first) == 1
-    assert "step 0 skipped" in first[0]
-    assert "'up.weight' (nan, rank 1)" in first[0]
-    assert second in ([], first)
-
-
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_large_finite_gradients_are_stepped(clip: float) -> None:
     """Their squares overflow float32: that is no reason to skip, nor to clip them to zero."""
@@ -269,26 +252,6 @@ def test_a_loss_that_is_nan_with_finite_gradients_is_no_reason_to_skip() -> None
         return engine.was_step_applied(), finite
 
     assert run_ranks(2, fn) == [(True, True)] * 2
-
-
-def test_one_process() -> None:
-    def fn(rank):
-        engine, _ = make_engine(0)
-        engine.backward(engine(tokens(0, 0)) * float("nan"))
-        engine.step()
-        return engine.skipped_steps, engine.was_step_applied()
-
-    assert run_ranks(1, fn) == [(1, False)]
-
-
-def test_frozen_parameters_have_no_say() -> None:
-    def fn(rank):
-        engine, model = make_engine()
-        parameter(model, "frozen.weight").grad = None
-        train(engine, rank, 1)
-        return engine.skipped_steps
-
-    assert run_ranks(2, fn) == [0, 0]
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -355,13 +318,3 @@ def test_no_further_collective_with_clipping() -> None:
         return sum(channel.num_begun for channel in channels) - before
 
     assert run_ranks(2, fn) == [1, 1]
-
-
-def test_settings_reach_all_ranks_alike() -> None:
-    def fn(rank):
-        with pytest.raises(torchloom.TorchloomError, match="config"):
-            torchloom.initialize(
-                model=tricky(), config=settings(non_finite="raise" if rank else "skip")
-            )
-
-    run_ranks(2, fn)

@@ -11,7 +11,6 @@ import torch
 
 import torchloom
 from support.fuzzing import fuzzed
-from support.memory import measure
 from support.models import tokens
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
@@ -164,23 +163,6 @@ def facts(rank: int, *args: Any, **options: Any) -> dict[str, Any]:
     return vars(Measured(rank, *args, **options))
 
 
-def test_device_memory_falls_by_what_is_on_the_host() -> None:
-
-    def fn(rank):
-        few = facts(rank, offload_activation=True)  # all are smaller than the threshold
-        moved = facts(rank, **OFFLOAD)
-        return facts(rank), few, moved, facts(rank, double_buffer=False, **OFFLOAD)
-
-    ((plain, few, moved, single),) = run_ranks(1, fn)
-    assert moved["losses"] == plain["losses"] == single["losses"] == few["losses"]
-    assert moved["peak"] < 0.75 * plain["peak"]
-    assert plain["peak"] - moved["peak"] < moved["host_peak"]
-    assert single["peak"] <= moved["peak"]
-    assert single["in_flight"] < moved["in_flight"]
-    assert few["peak"] == plain["peak"]
-    assert few["host_peak"] == plain["host_peak"] == 0
-
-
 def test_a_budget_counts_what_stays_on_the_device() -> None:
     """A plan moves no more than it must, and its predictions hold."""
 
@@ -303,46 +285,6 @@ def test_models_of_all_kinds(name: str) -> None:
     assert plain[1]
     assert_equal(plain[1], moved[1])
     assert plain[2] == moved[2] == 0
-
-
-def test_disabled_by_name_and_overlap_alone() -> None:
-    plain = run_ranks(2, run, 3)
-    off = run_ranks(2, lambda r: run(r, 3, disable_passes=["offload_activation"], **OFFLOAD))
-    serial = run_ranks(2, lambda r: run(r, 3, disable_passes=["overlap_copies"], **OFFLOAD))
-    named = run_ranks(
-        2,
-        lambda r: run(
-            r,
-            3,
-            passes=["zero3_compile", "prefetch", "offload_activation"],
-            offload_activation_threshold=1,
-        ),
-    )
-    for rank in range(2):
-        assert off[rank][2].offloaded_bytes == 0
-        for each in (off, serial, named):
-            assert each[rank][0] == plain[rank][0]
-        assert serial[rank][2].offloaded_bytes == named[rank][2].offloaded_bytes > 0
-        assert "overlap_copies" in {p.name for g in named[rank][3].graphs for p in g.passes}
-
-
-def test_a_long_run_leaks_nothing() -> None:
-    def fn(rank):
-        engine, _ = make_engine(3, compile={"backend": "aot_eager", "strict": True, **ALL})
-        engine.compile()
-        train(engine, rank, 5)
-        before = engine.move_stats()
-        # What is live when the profiler starts may be in passing; it must not grow with the steps.
-        kept = [measure(lambda n=n: train(engine, rank, n, first=5)).kept for n in (20, 40, 80)]
-        train(engine, rank, 855, first=55)
-        return before, engine.move_stats(), kept, len(mover_of(torch.device("cpu"))._in_flight)
-
-    for before, after, kept, in_flight in run_ranks(2, fn, timeout_s=400):
-        assert before.host_bytes == after.host_bytes
-        assert before.host_reserved_bytes == after.host_reserved_bytes
-        assert before.host_peak_bytes == after.host_peak_bytes
-        assert max(kept) < 80 * 12 * 4, kept  # less than one row of an activation a step
-        assert in_flight == 0
 
 
 def test_retained_graphs_and_evaluation() -> None:

@@ -156,24 +156,6 @@ def test_the_budget_chooses_the_pieces_that_wait() -> None:
     assert "shards wait on the host: " in diff_plans(plan, tight[0][4])
 
 
-def test_pieces_that_stay_are_pinned_with_the_plan(tmp_path) -> None:
-    def fn(rank, options):
-        torch._dynamo.reset()
-        engine, _ = make_engine(3, compile={"strict": True, "replan_step": 0, **options}, **HARD)
-        engine.compile(backend="aot_eager")
-        return train(engine, rank, 2), on_host(engine), engine.plan()
-
-    losses, hosts, plan = run_ranks(2, fn, {"memory_budget": "1GB", **PIECES})[0]
-    path = str(plan.save(tmp_path / "plan.json"))
-    again = run_ranks(2, fn, {"plan": path, **PIECES})[0]
-    assert (again[0], again[1]) == (losses, hosts) == (losses, set())
-    assert again[2].graphs[0].pieces == plan.graphs[0].pieces
-    odd = dataclasses.replace(plan.graphs[0], pieces={"no.such": 4})
-    dataclasses.replace(plan, graphs=(odd,)).save(path)
-    with pytest.raises(AssertionError, match=r"keeps the shard of 'no\.such' on the device"):
-        run_ranks(2, fn, {"plan": path, **PIECES})
-
-
 def test_begins_and_ends_by_name() -> None:
     names = ["zero3_compile", "bucket", "prefetch"]
 
@@ -193,15 +175,6 @@ def test_begins_and_ends_by_name() -> None:
         assert left[0] == right[0]
         assert_equal(left[1], right[1])
         assert right[2] == [True, True, False, False]  # as the next step will need them
-
-
-def test_disabled_by_name() -> None:
-    def fn(rank):
-        off = ["offload_parameters", "offload_opt_states", "offload_activation", "free_activation"]
-        found = run(rank, 3, "aot_eager", **EVERYTHING, disable_passes=off)
-        return found[2], found[4].offloaded_bytes, found[4].reloaded_bytes
-
-    assert run_ranks(2, fn) == [(set(), 0, 0)] * 2
 
 
 def test_checkpoints_and_whole_weights(tmp_path) -> None:

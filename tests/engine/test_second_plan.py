@@ -93,14 +93,6 @@ def hears(name: str) -> list[str]:
     return heard
 
 
-def test_checkpointing_around_dropout_is_planned_again() -> None:
-    def fn(rank):
-        return losses(rank, 0), losses(rank, 2)
-
-    for once, twice in run_ranks(2, fn):
-        assert twice == pytest.approx(once, rel=1e-5)
-
-
 def test_recorders_hear_that_the_plan_was_reviewed() -> None:
     def fn(rank):
         with events.Recorder() as heard:
@@ -184,18 +176,6 @@ def test_a_second_plan_that_does_not_compile_leaves_the_first(
         assert "long reason" not in heard[0]
         assert is_first
         assert stays
-
-
-def test_losses_are_those_of_a_run_that_keeps_its_plan() -> None:
-    def fn(rank):
-        torch.manual_seed(0)
-        once = train(start(Broken(), 0), rank, 6)
-        breaks(rank, (1,), 1, 1)
-        torch.manual_seed(0)
-        return once, train(start(Broken(), 2), rank, 6)
-
-    for once, twice in run_ranks(2, fn):
-        assert twice == once
 
 
 def test_a_second_plan_that_compiles_is_kept() -> None:

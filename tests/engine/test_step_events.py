@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
 import math
 
@@ -63,17 +61,6 @@ def test_a_step_tells_its_numbers_and_ranks_tell_the_same(stage: int, accumulati
     assert sum(each.collective_bytes for each in first) == stats.num_bytes > 0
 
 
-def test_events_are_plain_data() -> None:
-    def fn(rank):
-        engine, _ = make_engine(0)
-        with Recorder() as recorder:
-            train(engine, rank, 1)
-        return json.dumps([each.to_dict() for each in ended(recorder)])
-
-    (told,) = json.loads(run_ranks(1, fn)[0])
-    assert told["kind"] == "StepEnded" and told["loss"] > 1
-
-
 @pytest.mark.parametrize("stage", [0, 3])
 def test_weights_do_not_depend_on_who_listens(stage: int) -> None:
     def fn(rank, hears):
@@ -107,19 +94,6 @@ def test_a_function_gets_floats_on_rank_0_alone() -> None:
         assert all(type(value) is float for value in metrics.values())
     assert [m["train/loss"] for m, _ in all_0] == [m["train/loss"] for m, _ in all_1]
     assert [m["train/loss"] for m, _ in all_0] == [m["loss"] for _, m in own]
-
-
-def test_rank_0_alone_may_ask() -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        told = []
-        if rank == 0:
-            engine.log_to(lambda metrics, step: told.append(metrics["loss"]))
-        train(engine, rank, 2)
-        return told
-
-    told, none = run_ranks(2, fn)
-    assert len(told) == 2 and min(told) > 1 and none == []
 
 
 def test_a_function_that_fails_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -428,9 +402,3 @@ def test_nobody_reads_the_loss_when_nobody_listens(monkeypatch: pytest.MonkeyPat
 
     quiet, loud = run_ranks(1, fn)[0]
     assert quiet == 0 and loud > 0
-
-
-def test_a_copy_of_an_event_is_equal() -> None:
-    event = StepEnded(step=1, rank=0, seconds=1.0, wait_seconds=0.0, skipped=False, loss=2.0)
-    assert copy.deepcopy(event) == event
-    assert event.metrics() == {"seconds": 1.0, "wait_seconds": 0.0, "skipped": 0.0, "loss": 2.0}

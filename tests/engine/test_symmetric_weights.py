@@ -310,15 +310,6 @@ def test_too_little_memory_for_the_weights_is_said_and_they_are_copied(caplog) -
     assert "gathered by copying" in ranks.run_ranks(2, fn)[0][2]
 
 
-def test_the_pass_can_be_turned_off_by_name() -> None:
-    def fn(rank):
-        engine, _ = compiled({**SHARED, "disable_passes": ["symmetric_gathers"]})
-        train(engine, rank, 1)
-        return calls(engine)
-
-    assert "forward torchloom.symmetric_start" not in run_ranks(2, fn)[0]
-
-
 def test_code_that_outlives_its_group_says_so() -> None:
     def fn(rank):
         engine, _ = compiled(SHARED)

@@ -108,23 +108,3 @@ def test_ranks_that_freed_an_earlier_model_at_different_times_agree() -> None:
     results = run_ranks(2, fn)
     assert len(set(results)) == 1
     assert "model2" in results[0][0]
-
-
-def test_engines_of_other_names_count_their_own_communication() -> None:
-    def fn(rank):
-        gc.collect()
-        one, other = (
-            torchloom.initialize(
-                model=nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH)), config=CONFIG
-            )[0]
-            for layers in ([], [nn.Tanh()])
-        )
-        before = [one.comm_stats(), other.comm_stats()]
-        other(batch())
-        found = [one.comm_stats() == before[0], other.comm_stats() == before[1]]
-        del one, other, before
-        gc.collect()
-        fresh = torchloom.initialize(model=make_model(1), config=CONFIG)[0]
-        return found, fresh.comm_stats().num_collectives
-
-    assert run_ranks(2, fn) == [([True, False], 0)] * 2

@@ -236,17 +236,6 @@ def test_buckets_shrink_where_memory_is_scarce(tmp_path) -> None:
             assert each["gathers"] > ample["gathers"]
 
 
-def test_switched_off_by_name() -> None:
-    def fn(rank):
-        off = ["selective_gather", "prefetch", "bucket"]
-        return trained(rank, "1GB", disable_passes=off)
-
-    for each in run_ranks(2, fn):
-        (graph,) = Plan.from_json(each["plan"]).graphs
-        assert each["held"] == graph.resident_bytes == 0
-        assert graph.prefetch_bytes is graph.bucket_bytes is None
-
-
 def test_activations_move_only_where_that_is_needed() -> None:
     options = {"offload_activation": True, "offload_activation_threshold": 1}
 
@@ -269,25 +258,6 @@ def test_activations_move_only_where_that_is_needed() -> None:
         assert graph.offload
         assert moved["peak"] == pytest.approx(graph.peak_bytes, rel=0.01)
         assert plan.base_bytes + graph.batch_bytes + moved["peak"] <= plan.budget_bytes
-
-
-def test_a_plan_with_all_of_it_can_be_pinned(tmp_path) -> None:
-    options = {"offload_activation": True, "offload_activation_threshold": 1}
-
-    def fn(rank):
-        path = tmp_path / "plan.json"
-        ample = trained(rank, "1GB", **options)
-        plan = Plan.from_json(ample["plan"])
-        plan.save(path)  # equal on all ranks
-        dist.barrier()
-        again = trained(rank, plan=str(path), **options)
-        with pytest.raises(PlanError, match="selective_gather is off"):
-            trained(rank, plan=str(path), disable_passes=["selective_gather"], **options)
-        return ample, again
-
-    for ample, again in run_ranks(2, fn):
-        assert again["losses"] == ample["losses"]
-        assert again["held"] == ample["held"] > 0
 
 
 def test_graphs_share_the_room_for_weights() -> None:

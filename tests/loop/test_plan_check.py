@@ -13,7 +13,6 @@ from torch import nn
 
 import torchloom
 from support.pool import run_ranks
-from support.runs import assert_equal, weights
 from torchloom.events import PlanCompared, Recorder, StepEnded
 from torchloom.memory import measure_peak
 
@@ -197,19 +196,6 @@ def test_a_process_may_end_within_a_measured_step(tmp_path) -> None:
     assert ended.returncode == 0, ended.stderr.decode()
 
 
-def test_without_a_plan_nothing_is_predicted() -> None:
-    def fn(rank):
-        engine = engine_of(3, memory_budget=None)
-        with Recorder() as recorder:
-            train(engine, rank)
-        return heard(recorder, PlanCompared), heard(recorder, StepEnded)
-
-    for compared, steps in run_ranks(2, fn):
-        assert compared == [] and len(steps) == NUM_STEPS
-        assert {each.predicted_peak_bytes for each in steps} == {None}
-        assert "predicted_seconds" not in steps[-1].metrics()
-
-
 def test_on_a_cpu_nothing_is_profiled_for_nobody() -> None:
     def fn(rank):
         engine = engine_of(3, replan_step=0)
@@ -262,17 +248,6 @@ def test_another_size_has_a_prediction_without_a_time() -> None:
         assert steps[2].recompiles > 0
         # Which of two graphs a step runs is not known before it.
         assert steps[-1].predicted_seconds is None and steps[-1].predicted_peak_bytes > 0
-
-
-def test_weights_do_not_depend_on_the_measurement() -> None:
-    def fn(rank, listens):
-        engine = engine_of(3)
-        if listens:
-            engine.log_to(lambda metrics, step: None)
-        train(engine, rank)
-        return weights(engine.module)
-
-    assert_equal(run_ranks(2, fn, True)[0], run_ranks(2, fn, False)[0])
 
 
 def test_a_watch_records_the_numbers_and_the_comparison() -> None:

@@ -162,10 +162,6 @@ def experts() -> Any:
     return zoo.Lm(blocks, 48), (torch.randint(0, 131, (2, 21)),)
 
 
-def tied() -> Any:
-    return zoo.llama(layers=5, tied=True)
-
-
 def tied_between() -> Any:
     model, batch = zoo.llama(layers=5)
     for block in model.blocks[1:]:
@@ -186,12 +182,10 @@ def recurrence() -> Any:
 
 SHARDED = {
     "experts": (experts, [4]),
-    "tied": (tied, [5]),
-    "tied between layers": (tied_between, [5]),
-    "half frozen": (half_frozen, [4, 4]),
     "low rank": (of(LowRank, 3, 24), [4]),
+    "half frozen": (half_frozen, [4, 4]),
+    "tied between layers": (tied_between, [5]),
     "dropout": (of(Dropouts, 3, 7, 24, layers=6), [5]),
-    "checkpointed": (of(Checkpointed, 3, 7, 24, layers=6), [5]),
     "selective": (lambda: (Selective("products", *["gelu"] * 5), (torch.randn(3, 7, 24),)), [5]),
     "checkpointed dropout": (of(Checkpointed, 3, 7, 24, p=0.3, layers=6), [5]),
 }
@@ -275,8 +269,7 @@ def test_settings_mean_the_same(name: str) -> None:
 
 
 def test_inductor_takes_tensors_as_they_lie() -> None:
-    caching = [of(Caching, 3, 7, 24, turned=turned) for turned in (False, True)]
-    models = [of(Parts, 5, 12), of(Images, 2, 3, 9, 11), *caching]
+    models = [of(Parts, 5, 12), of(Images, 2, 3, 9, 11), of(Caching, 3, 7, 24, turned=True)]
 
     def run(rank: int) -> list[Any]:
         found = []

@@ -13,7 +13,7 @@ import torch
 from torchloom.engine.loader import make_loader
 from torchloom.errors import DataError, EngineError
 from torchloom.files import read_json_lines
-from torchloom.loop.step_flops import Work
+from torchloom.loop.step_log import Work
 from torchloom.recipes.train.corpus import windows
 from torchloom.recipes.train.loop import Loop
 from torchloom.recipes.train.metrics import json_lines

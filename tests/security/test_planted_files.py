@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from torchloom.checkpoints import lock, save_model
-from torchloom.engine.monitors import _append
 from torchloom.errors import TorchloomError
 from torchloom.files import open_to_append, write_whole
+from torchloom.loop.trackers import _append
 from torchloom.pipeline.manager import PassManager
 from torchloom.recipes.train.metrics import json_lines
 from torchloom.recipes.train.options import make_out

@@ -220,22 +220,3 @@ def test_shards_keep_their_place_and_say_what_they_are_not_for(tmp_path) -> None
     for rank, (doubled, back, shape, local, text) in enumerate(run_ranks(2, fn)):
         assert (doubled, back, shape, local) == (True, True, (17, 12), (102,))
         assert text.startswith(f"ShardTensor(elements {102 * rank} to {102 * rank + 102} of (17")
-
-
-def test_plain_shards_of_files_from_before_are_taken() -> None:
-    def fn(rank: int):
-        model = torchloom.shard_model(tricky(), stage=3, persistence_threshold=20)
-        before = whole_of(model)
-        flat = {
-            name: getattr(value, "local", value).clone()
-            for name, value in sharded_state_dict(model).items()
-        }
-        torch.manual_seed(3)
-        with torch.no_grad():
-            for param in model.parameters():
-                param.zero_()
-        model.load_state_dict(flat)
-        return before, whole_of(model)
-
-    for before, after in run_ranks(2, fn):
-        assert_same(after, before)

@@ -21,15 +21,14 @@ from torchloom.errors import ConfigError, ShardError
 from torchloom.last_words import show_last_words
 from torchloom.launch.groups import make_world, world_size_of
 from torchloom.log import get_logger
-from torchloom.loop.facts import config_facts, optimizer_facts, schedule_facts
 from torchloom.loop.optimizer_hooks import count_steps_of
-from torchloom.loop.optimizers import make_optimizer
+from torchloom.loop.optimizers import config_facts, make_optimizer, optimizer_facts, schedule_facts
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.precision import shard_precision
 from torchloom.loop.shard_model import log_notes, meet_within, shard_over
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, is_sharded
-from torchloom.step.casts import cast_params
+from torchloom.step.description import cast_params
 
 logger = get_logger(__name__)
 
@@ -137,7 +136,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     )
     world = replace(world, comm=comm)
     local = OwnedParams(model, layout, comm)
-    count_steps_of((each.param for each in local), has_engine=True)
+    count_steps_of(each.param for each in local)
     made = make_optimizer(
         settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
     )

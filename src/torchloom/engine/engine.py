@@ -22,17 +22,17 @@ from torch.optim import Optimizer
 from torchloom._torch.module_calls import forget_compiled_call
 from torchloom.checkpoints import Counters
 from torchloom.engine.batches import Batches
-from torchloom.engine.boundary import (
-    check_holds_off,
-    check_step,
-    reduces_at_boundary,
-)
 from torchloom.engine.compiling import Compiling
 from torchloom.engine.losses import Scaling, check_loss, mark
 from torchloom.engine.module_access import ModuleAccess
 from torchloom.engine.queries import Queries
 from torchloom.engine.saving import Saving
-from torchloom.engine.state import SHARED_LOSS
+from torchloom.engine.state import (
+    SHARED_LOSS,
+    check_holds_off,
+    check_step,
+    reduces_at_boundary,
+)
 from torchloom.errors import unwrapped
 from torchloom.log import get_logger
 from torchloom.loop.optimizer_hooks import note_rates

@@ -1,10 +1,10 @@
 """Training steps of sharded models: `torchloom`'s calls for loops of one's own, and what the engine is made of.
 
 shard_model       shards a model, `compile` compiles it; `across_ranks` reduces and pads small tensors
-optimizers        makes the optimizer, `elementwise` finds out whether it may step shards, `owned_params` are what it steps
+optimizers        makes the optimizer and the facts that ranks compare, `elementwise` finds out whether it may step shards, `owned_params` are what it steps
 optimizer_hooks   follow each step: `slices` of stage 1, steps counted and rates noted for other ranks
-clip, norms       gradients by their norm over all ranks, and the first one that is not finite
+clip              gradients by their norm over all ranks, and the first one that is not finite
 offloads          what waits on the host; `stream` takes optimizer states through the step
 step_log          the numbers of a step, for recorders and `trackers`; `plan_check` compares them with the plan
-precision, facts  dtypes and casts; what all ranks must have equal
+precision         dtypes and casts
 """

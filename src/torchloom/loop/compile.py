@@ -1,15 +1,19 @@
-"""`torchloom.compile`: compile a sharded model in the user's own loop, as an engine does."""
+"""`torchloom.compile` compiles a sharded model in the user's own loop, as an engine does, and follows the loop's steps."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from torchloom.config import Config, load_config
@@ -19,13 +23,15 @@ from torchloom.config.schema_sections import CompileSection
 from torchloom.config.source import read
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
-from torchloom.loop.facts import config_facts
+from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
+from torchloom.loop.optimizers import config_facts
+from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
-from torchloom.loop.step_log import LoopSteps
-from torchloom.loop.trackers import LogMetrics, tracker_of
+from torchloom.loop.step_log import StepLog, Work
+from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.pipeline.device import device_bytes
 from torchloom.runtime import Communicator, lookup, use_shared_memory
@@ -241,3 +247,104 @@ def _check(settings: Config, model: nn.Module, optimizer: Optimizer | None) -> N
             "compile.plan may keep weights gathered until the optimizer steps: pass optimizer= to "
             "torchloom.compile"
         )
+
+
+class LoopSteps:
+    """The steps of one loop: told before each forward and after each step of the optimizer.
+
+    It advances the schedule of passes, and tells recorders and trackers of each step.
+
+    Args:
+        model: the loop's; it is not held.
+        optimizer: the loop's, whose learning rate is told; None: not known. It is not held.
+        comm: counts collectives.
+        device: of the model.
+        micro_steps: forward and backward passes of an optimizer step.
+        trackers: told of each step, beside recorders.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        comm: Communicator,
+        device: torch.device,
+        *,
+        micro_steps: int,
+        trackers: list[Tracker],
+    ) -> None:
+        # Parameters may lead to the model, which this must not keep alive.
+        self._model = weakref.ref(model)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._comm = comm
+        self._log = StepLog(
+            device,
+            comm,
+            Work(flops_per_token=None, peak_tflops=None),
+            PlanCheck(device, micro_steps, times=False),
+            self._standing_bytes,
+            trackers,
+        )
+        self._log.restart(time.perf_counter())
+        self._step = 0
+        self._num_forwards = self._num_forwards_before = 0
+        """Of this step so far, and of the step before."""
+        self._measured = contextlib.ExitStack()
+        """Open while a step is measured."""
+        # A process that ends under torch's profiler dies of SIGSEGV (torch 2.13).
+        weakref.finalize(self, self._measured.close)
+        self._batch: list[tuple[StorageWeakRef, int]] = []
+        """Memory of the step's first batch, with its bytes, where the step is measured."""
+
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take in that a forward pass of the compiled model begins.
+
+        Args:
+            args: of the forward call.
+            kwargs: of the forward call.
+        """
+        if not torch.is_grad_enabled():
+            self._log.check.meter = None
+            self._measured.close()
+            return
+        self._comm.residents.invalidate()
+        self._num_forwards += 1
+        self._log.begin(args, kwargs)
+        self._measured.close()
+        meter = self._log.check.meter
+        if self._num_forwards == 1:
+            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            self._batch = [] if meter is None else [_storage_of(each) for each in batch]
+        elif self._num_forwards > self._num_forwards_before:
+            self._log.check.meter = meter = None  # an evaluation, which no step may follow
+        if meter is not None:
+            # A profiler does not see that memory from before it is freed.
+            meter.live_bytes -= sum(size for ref, size in self._batch if ref.expired())
+            self._batch = [each for each in self._batch if not each[0].expired()]
+            self._measured.enter_context(meter.phase("step"))
+
+    def ended(self, compiled: CompiledStep) -> None:
+        """Take in that the optimizer has stepped.
+
+        Args:
+            compiled: the loop's model.
+        """
+        self._measured.close()
+        self._step += 1
+        self._num_forwards, self._num_forwards_before = 0, self._num_forwards
+        known = None if self._optimizer is None else self._optimizer()
+        if known is not None:
+            self._log.updating(known, None, self._step)
+        compiled.advance(self._step)
+        norm = take_norm(self._comm.handle)
+        self._log.ended(compiled.session, step=self._step, norm=norm)
+
+    def _standing_bytes(self) -> int:
+        model = self._model()
+        optimizer = None if self._optimizer is None else self._optimizer()
+        return 0 if model is None else standing_bytes(model, optimizer, self._comm)
+
+
+def _storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
+    storage = tensor.untyped_storage()
+    return StorageWeakRef(storage), storage.nbytes()

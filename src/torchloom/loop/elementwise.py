@@ -30,7 +30,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError
 from torchloom.log import get_logger
-from torchloom.shard import ParamSpec, divided_by_id
+from torchloom.shard import Layout, ParamSpec, divided_by_id
 from torchloom.shard.shards import cut, shard_numel_of
 
 logger = get_logger(__name__)
@@ -88,55 +88,72 @@ def needs_closure(optimizer: Any) -> bool:
     return any(each.default is each.empty and each.kind in kinds for each in parameters)
 
 
-def check_elementwise(optimizer: Any, specs: dict[int, ParamSpec], stage: int) -> None:
+def check_elementwise(optimizer: Any) -> None:
     """Raise if this optimizer is found not to step each element on its own while it holds shards.
 
     Rank 0 warns, once for each class, if it is neither known to nor declared to.
 
     Args:
         optimizer: any of torch's protocol; neither it nor its parameters change.
-        specs: facts about the divided leaves that a rank steps, by the leaf's id.
-        stage: the ZeRO stage, for the message.
 
     Raises:
         EngineError: its result for an element depends on more than this element.
 
     Example:
-        >>> check_elementwise(torch.optim.LBFGS([torch.zeros(2)]), {}, stage=0)  # all whole
+        >>> check_elementwise(torch.optim.LBFGS([torch.zeros(2)]))  # all whole
     """
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    divided = [leaf for leaf in leaves if id(leaf) in specs]
-    if not divided or _is_known(optimizer):
+    if _is_known(optimizer) or _CHECKED.get(optimizer) == len(leaves):
         return
-    shapes = [specs[id(e)].shape if id(e) in specs else tuple(e.shape) for e in leaves]
-    by_size = sorted(range(len(leaves)), key=lambda index: math.prod(shapes[index]))
-    large = {len(shapes[index]): index for index in by_size}.values()
-    stand_ins = [
-        _StandIn(leaf, _small(shape, _MANY if index in large else _FEW), id(leaf) in specs)
-        for index, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True))
-    ]
-    reason = _why_not(optimizer, stand_ins)
-    if reason is not None:
-        raise EngineError(
-            f"{type(optimizer).__name__} cannot step shards of parameters (the first is "
-            f"{specs[id(divided[0])].name!r}, at ZeRO stage {stage}): {reason}, so that sharded "
-            "training would not reach the weights of one process; use stage 0, where parameters "
-            "stay whole, or an optimizer that steps each element on its own, such as AdamW, Adam "
-            "or SGD"
+    known = divided_by_id()
+    divided = [known[id(leaf)] for leaf in leaves if id(leaf) in known]
+    if divided:
+        layout, spec = divided[0]
+        closure = "its step needs a closure, whose loss differs between ranks"
+        reason = (
+            closure if needs_closure(optimizer) else _why_not(optimizer, _stand_ins(leaves, known))
         )
-    if type(optimizer) not in _WARNED and dist.get_rank() == 0:
-        _WARNED.add(type(optimizer))
-        logger.warning(
-            "%s steps shards of parameters at ZeRO stage %d, and is not known to step each element on its own: a trial "
-            "found no difference to whole parameters, which proves nothing; set `optimizer.elementwise = True` if you "
-            "know that it does, or use stage 0",
-            type(optimizer).__name__,
-            stage,
-        )
+        if reason is not None:
+            raise EngineError(
+                f"{type(optimizer).__name__} cannot step shards of parameters (the first is "
+                f"{spec.name!r}, at ZeRO stage {layout.stage}): {reason}, so that sharded training would not reach the "
+                "weights of one process; use stage 0, where parameters stay whole, or an optimizer that steps each "
+                "element on its own, such as AdamW, Adam or SGD"
+            )
+        _warn_once(type(optimizer), layout.stage)
+    _CHECKED[optimizer] = len(leaves)
+
+
+_CHECKED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Optimizers that may step what they hold: how many parameters that was."""
 
 
 _WARNED: set[type] = set()
 """Classes of optimizers that the log has named."""
+
+
+def _warn_once(kind: type, stage: int) -> None:
+    if kind not in _WARNED and dist.get_rank() == 0:
+        _WARNED.add(kind)
+        logger.warning(
+            "%s steps shards of parameters at ZeRO stage %d, and is not known to step each element on its own: a trial "
+            "found no difference to whole parameters, which proves nothing; set `optimizer.elementwise = True` if you "
+            "know that it does, or use stage 0",
+            kind.__name__,
+            stage,
+        )
+
+
+def _stand_ins(
+    leaves: Sequence[nn.Parameter], divided: Mapping[int, tuple[Layout, ParamSpec]]
+) -> list[_StandIn]:
+    shapes = [divided[id(e)][1].shape if id(e) in divided else tuple(e.shape) for e in leaves]
+    by_size = sorted(range(len(leaves)), key=lambda index: math.prod(shapes[index]))
+    large = {len(shapes[index]): index for index in by_size}.values()
+    return [
+        _StandIn(leaf, _small(shape, _MANY if index in large else _FEW), id(leaf) in divided)
+        for index, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True))
+    ]
 
 
 def _is_known(optimizer: Any) -> bool:
@@ -148,29 +165,8 @@ def _is_known(optimizer: Any) -> bool:
     )
 
 
-_CHECKED: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Optimizers that may step what they hold: how many parameters that was."""
-
-
-def check_once(optimizer: optim.Optimizer) -> None:
-    """Check an optimizer that is about to step shards in a loop of the user's own: `shard_model` sees none.
-
-    Raises:
-        EngineError: as `check_elementwise`.
-    """
-    num_params = sum(len(group["params"]) for group in optimizer.param_groups)
-    if _is_known(optimizer) or _CHECKED.get(optimizer) == num_params:
-        return
-    divided = divided_by_id()
-    stage = max((layout.stage for layout, _ in divided.values()), default=0)
-    check_elementwise(optimizer, {key: spec for key, (_, spec) in divided.items()}, stage)
-    _CHECKED[optimizer] = num_params
-
-
 def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
     """Return why the optimizer may not step shards; None if it may."""
-    if needs_closure(optimizer):
-        return "its step needs a closure, whose loss differs between ranks"
 
     def halves(values: Sequence[Tensor]) -> list[Tensor]:
         return [each.half(value) for each, value in zip(stand_ins, values, strict=True)]
@@ -193,17 +189,6 @@ def _why_not(optimizer: Any, stand_ins: Sequence[_StandIn]) -> str | None:
         except Exception as error:  # noqa: BLE001  code of others, tried on purpose
             first_line = str(error).strip().partition("\n")[0]
             return f"a trial step of it failed ({type(error).__name__}: {first_line})"
-    changes = [(one - other).abs() for one, other in zip(whole.weights, starts, strict=True)]
-    apart = [
-        (one - other).abs() for one, other in zip(halves(whole.weights), half.weights, strict=True)
-    ]
-    return _judged(whole, half, changes, apart)
-
-
-def _judged(
-    whole: _Stepped, half: _Stepped, changes: Sequence[Tensor], apart: Sequence[Tensor]
-) -> str | None:
-    """Return what differs between a step over whole values and one over halves."""
     odd_state = whole.odd_state or half.odd_state
     if odd_state is not None:
         return f"it keeps {odd_state}, which is not one value for each element"
@@ -211,10 +196,11 @@ def _judged(
         whole.numbers, half.numbers, rtol=_TOLERANCE, atol=0, equal_nan=True
     ):
         return "it keeps a number that it computes over many elements, as Prodigy's step size is"
+    results = zip(starts, whole.weights, halves(whole.weights), half.weights, strict=True)
     moved = [
-        (change.max(), far.max())
-        for change, far in zip(changes, apart, strict=True)
-        if change.numel()
+        ((after - before).abs().max(), (part - other).abs().max())
+        for before, after, part, other in results
+        if after.numel()
     ]
     if not all(bool(far <= _TOLERANCE * change) for change, far in moved):
         return "what it does to an element depends on the parameter's shape or other elements"

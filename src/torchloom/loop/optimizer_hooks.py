@@ -22,30 +22,26 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
-from torchloom.loop.elementwise import check_once
-from torchloom.loop.owned_params import check_steps_alone
+from torchloom.loop.elementwise import check_elementwise
+from torchloom.loop.owned_params import check_steps_alone, has_engine
 from torchloom.loop.slices import begin_step, call_closure_first, end_step
 from torchloom.position import POSITION, Rates
 from torchloom.runtime import Communicator, tell_step
 from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
 from torchloom.shard.parameter import be_plain_in_steps
 
-_STEPPED: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+_STEPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
-_OF_ENGINES: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
-"""Those of them whose engine counts its steps."""
 
 
-def count_steps_of(params: Iterable[nn.Parameter], *, has_engine: bool = False) -> None:
+def count_steps_of(params: Iterable[nn.Parameter]) -> None:
     """Let steps of optimizers over these parameters count as steps of this process."""
     _hook_all_optimizers()
-    found = {id(param): param for param in params}
-    _STEPPED.update(found)
-    if has_engine:
-        _OF_ENGINES.update(found)
+    _STEPPED.update(dict.fromkeys(params, True))
 
 
 @functools.cache
@@ -143,7 +139,7 @@ def _stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def _first_counted(optimizer: Optimizer) -> nn.Parameter | None:
     """Return the first of its parameters whose steps count, None if none is of ours."""
-    return next((p for p in _stepped_by(optimizer) if _STEPPED.get(id(p)) is p), None)
+    return next((p for p in _stepped_by(optimizer) if p in _STEPPED), None)
 
 
 def _tell_listeners(optimizer: Optimizer) -> None:
@@ -157,8 +153,8 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     check_steps_alone(_stepped_by(optimizer))
     _check_synchronised(optimizer)
     first = _first_counted(optimizer)
-    if first is not None and _OF_ENGINES.get(id(first)) is not first:
-        check_once(optimizer)
+    if first is not None and not has_engine(first):
+        check_elementwise(optimizer)
         whole_states(optimizer)
     with_loss = call_closure_first(optimizer, args, kwargs)
     begin_step(optimizer)
@@ -171,7 +167,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     if first is None:
         return
     POSITION.updates += 1
-    if _OF_ENGINES.get(id(first)) is not first:
+    if not has_engine(first):
         POSITION.step += 1
         note_rates(optimizer)
         tell_step(POSITION.step)

@@ -1,18 +1,19 @@
-"""Make the optimizer that steps what this rank owns of a model, or take the caller's."""
+"""Make the optimizer that steps what this rank owns of a model, or take the caller's; write down what ranks compare of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom.config import OptimizerConfig, thawed_map
+from torchloom.config import Config, OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
 from torchloom.loop.elementwise import check_elementwise, needs_closure
 from torchloom.loop.owned_params import OwnedParams
+from torchloom.shard.optimizer_states import cut_held
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
@@ -53,7 +54,7 @@ def make_optimizer(
     if made is not None:
         with local.as_shards():
             _check_without_closure(made)
-            check_elementwise(made, local.divided(), stage)
+            check_elementwise(made)
     return made
 
 
@@ -108,10 +109,7 @@ def complete_momentum(optimizer: Optimizer) -> None:
 def _from_factory(
     factory: OptimizerFactory, params: Groups, local: OwnedParams, stage: int
 ) -> Optimizer:
-    """Call a function on whole parameters, where it can group them by shape; at stage 1 again on slices.
-
-    Some optimizers make states when they are made, which have to be of what they step.
-    """
+    """Call a function on whole parameters, where it can group them by shape."""
     if not callable(factory):
         raise ConfigError(
             f"optimizer= is a {type(factory).__name__}: pass a torch optimizer over the model's "
@@ -119,36 +117,19 @@ def _from_factory(
         )
     try:
         made = factory(params)
-        if not any(each.spec.is_sliced for each in local) or _is_bare(made):
-            return made
-        with local.as_shards():
-            again = factory(params)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        shards = local.divided()
-        if not shards:
+        num_shards = sum(each.is_divided for each in local)
+        if not num_shards:
             raise
         raise EngineError(
-            f"the function optimizer= failed over {len(shards)} flat shards of parameters at ZeRO "
+            f"the function optimizer= failed over {num_shards} flat shards of parameters at ZeRO "
             f"stage {stage} ({type(error).__name__}: {error}): an optimizer that needs the shapes "
             "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
             "shards"
         ) from error
-    if _grouped(made) != _grouped(again):
-        raise EngineError(
-            f"the function optimizer= groups parameters by their shape, and {type(made).__name__} keeps more of "
-            "them than torch's optimizers do when it is made: pass groups as model_parameters= of "
-            "torchloom.initialize, and a function that takes them"
-        )
-    return again
-
-
-def _is_bare(optimizer: Optimizer) -> bool:
-    """Say whether an optimizer has kept nothing of its parameters yet but the groups."""
-    return type(optimizer).__module__.startswith("torch.optim") and not optimizer.state
-
-
-def _grouped(optimizer: Optimizer) -> list[list[int]]:
-    return [[id(param) for param in group["params"]] for group in optimizer.param_groups]
+    if isinstance(made, Optimizer):
+        cut_held(made)  # some make states when they are made
+    return made
 
 
 def _params(model_parameters: Iterable[Any] | None, local: OwnedParams) -> Groups:
@@ -162,3 +143,54 @@ def _params(model_parameters: Iterable[Any] | None, local: OwnedParams) -> Group
         group["params"] = list(group["params"])
     local.keep_known(groups)
     return groups if has_groups else groups[0]["params"]
+
+
+def config_facts(config: Config) -> dict[str, object]:
+    """Return every setting that ranks must share, by its path, and the versions that they run."""
+    return {"version of torch": torch.__version__, **_flat(config.shared_values(), "")}
+
+
+def optimizer_facts(optimizer: Optimizer | None, local: OwnedParams) -> dict[str, object]:
+    """Return an optimizer's kind and, for each group, its parameters and options."""
+    if optimizer is None:
+        return {"optimizer": None}
+    names = {id(each.param): each.spec.name for each in local}
+    facts: dict[str, object] = {"kind": _name(optimizer), "groups": len(optimizer.param_groups)}
+    for index, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key != "params"}
+        facts[f"group {index} parameters"] = [names.get(id(p), "?") for p in group["params"]]
+        facts |= _flat(options, f"group {index} ")
+    return facts
+
+
+def schedule_facts(schedule: Any) -> dict[str, object]:
+    """Return a schedule's kind and the plain values of its state."""
+    if schedule is None:
+        return {"schedule": None}
+    state = schedule.state_dict() if hasattr(schedule, "state_dict") else {}
+    return {"kind": _name(schedule), **_flat(state, "")}
+
+
+def _flat(values: Mapping[str, object], prefix: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat({str(k): v for k, v in value.items()}, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    return _name(value)  # functions and objects: ranks compare what they are, not where they lie
+
+
+def _name(value: object) -> str:
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{getattr(kind, '__qualname__', '?')}"

@@ -14,36 +14,39 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError, ShardError
-from torchloom.loop.norms import Gradients
+from torchloom.loop.clip import Gradients
 from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward
 from torchloom.shard.classes import converted
-from torchloom.shard.shards import clear_padding_, shard_numel_of
+from torchloom.shard.shards import clear_padding_
 from torchloom.shard.state import gather_whole
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One trainable parameter and how the optimizer steps it."""
 
     spec: ParamSpec
     param: nn.Parameter
     """The model's parameter, which the optimizer holds."""
-    shard_shape: tuple[int, ...]
-    """Shape of what the optimizer steps: the shard, the slice, or the whole parameter."""
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """Shape of what the optimizer steps: the shard, the slice, or the whole parameter."""
+        return self.spec.part_shape
 
     @property
     def is_divided(self) -> bool:
         """Whether each rank of the shard group steps a different part of it."""
-        return self.spec.mode == "sharded" or self.spec.is_sliced
+        return self.spec.is_divided
 
 
 class OwnedParams:
@@ -52,11 +55,7 @@ class OwnedParams:
     def __init__(self, model: nn.Module, layout: Layout, comm: Communicator) -> None:
         self._layout, self._comm = layout, comm
         params = owners_of(model)
-        self._leaves = [
-            Leaf(spec, params[spec.name], _shard_shape(spec, layout, params[spec.name]))
-            for spec in layout
-            if spec.requires_grad
-        ]
+        self._leaves = [Leaf(s, params[s.name]) for s in layout if s.requires_grad]
         self._frozen = [(spec.name, params[spec.name]) for spec in layout if not spec.requires_grad]
         sliced = {e.spec.name: e.param for e in self._leaves if e.spec.is_sliced}
         self._slices = Slices(sliced, layout, comm)
@@ -169,7 +168,7 @@ class OwnedParams:
         if reduce and self._layout.num_ranks > 1:
             return self._average(present, bucket_bytes)
         return {
-            each.spec.name: slice_of(_gradient(each), each.shard_shape[0], self._layout.rank)
+            each.spec.name: slice_of(_gradient(each), each.spec.shard_numel, self._layout.rank)
             for each in present
             if each.spec.is_sliced
         }
@@ -213,7 +212,7 @@ class OwnedParams:
         grads = [_gradient(each) for each in bucket]
         if not spec.is_sliced:
             return self._comm.begin_sync(grads, spec.dtype, spec.wire_dtype, names)
-        numels = [each.shard_shape[0] for each in bucket]
+        numels = [each.spec.shard_numel for each in bucket]
         return self._comm.begin_reduce(grads, numels, spec.dtype, spec.wire_dtype, names)
 
     def _finish(self, bucket: list[Leaf], results: list[Tensor], own: dict[str, Tensor]) -> None:
@@ -250,7 +249,7 @@ class OwnedParams:
         grad = torch.zeros_like(local_shard(param)) if param.grad is None else param.grad.detach()
         is_slice = is_averaged and spec.is_sliced  # backward averages this rank's slice alone
         if is_slice:
-            grad = slice_of(grad, each.shard_shape[0], self._layout.rank)
+            grad = slice_of(grad, each.spec.shard_numel, self._layout.rank)
         if is_slice or spec.mode == "sharded":
             return gather_whole(grad, spec, self._layout.handle)
         if is_averaged or self._layout.num_ranks == 1:
@@ -258,10 +257,6 @@ class OwnedParams:
         mean = self._comm.begin_sync([grad], spec.dtype, spec.wire_dtype, [spec.name])
         self._comm.wait(mean)
         return mean[0]
-
-    def divided(self) -> dict[int, ParamSpec]:
-        """Return the spec of each leaf that is stepped as a shard or a slice, by the parameter's id."""
-        return {id(each.param): each.spec for each in self._leaves if each.is_divided}
 
     def named_gradients(self) -> tuple[list[str], list[Tensor | None]]:
         """Return the names of all leaves and their gradients, in the model's order."""
@@ -309,6 +304,11 @@ _LOCALS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Trained parameter -> the `OwnedParams` that step it; several engines may share one."""
 
 
+def has_engine(param: nn.Parameter) -> bool:
+    """Say whether an engine counts the steps of a parameter."""
+    return param in _LOCALS
+
+
 def check_steps_alone(params: Iterable[Tensor]) -> None:
     """Raise if an optimizer may not step these parameters outside of `OwnedParams.stepping`.
 
@@ -325,13 +325,6 @@ def check_steps_alone(params: Iterable[Tensor]) -> None:
             "optimizer.step() was called on gradients that are this rank's own: ranks would train to "
             "different weights; call engine.step(), which averages them and steps the optimizer"
         )
-
-
-def _shard_shape(spec: ParamSpec, layout: Layout, param: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape of what the optimizer steps."""
-    if spec.is_sliced:
-        return (shard_numel_of(spec.numel, layout.world_size),)
-    return tuple(param.shape)
 
 
 def _gradient(each: Leaf) -> Tensor:

@@ -26,7 +26,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
-from torchloom.shard.shards import join, pad_storage, padded_flat, shard_numel_of
+from torchloom.shard.shards import join, pad_storage, padded_flat
 
 
 class Slices:
@@ -125,9 +125,9 @@ class Slices:
     def begin(self) -> None:
         """Let parameters and their averaged gradients be this rank's slices, until `settle`."""
         self.settle()
-        size, rank = self._layout.world_size, self._layout.rank
+        layout = self._layout
         own = {
-            name: slice_of(param.grad, shard_numel_of(param.numel(), size), rank)
+            name: slice_of(param.grad, layout[name].shard_numel, layout.rank)
             for name, param in self.params.items()
             if param.grad is not None
         }

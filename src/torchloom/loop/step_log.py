@@ -13,12 +13,10 @@ listeners alone.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import resource
 import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,19 +24,78 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from torchloom import events
 from torchloom._torch.untraced import leave_alone
-from torchloom.loop.clip import take_norm
-from torchloom.loop.plan_check import PlanCheck, log_compared, standing_bytes
-from torchloom.loop.step_flops import Work
+from torchloom.costs.hardware import peak_tflops
+from torchloom.loop.plan_check import PlanCheck, log_compared
 from torchloom.loop.trackers import Tracker
 from torchloom.memory import distinct_bytes
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import Communicator
-from torchloom.step import CompiledStep
+from torchloom.shard import Layout
+
+_INTEGERS = (torch.int64, torch.int32)
+TokensOf = Callable[..., int | None]
+
+
+@dataclass
+class Work:
+    """What tokens per second and MFU rest on; assign a field to replace what torchloom assumes.
+
+    Example:
+        >>> engine.work.flops_per_token = 6 * 2.4e9  # doctest: +SKIP
+        >>> engine.work.tokens_of = lambda batch: int(batch.mask.sum())  # doctest: +SKIP
+    """
+
+    flops_per_token: float | None
+    """FLOPs of forward and backward per token; None: not known, so there is no MFU."""
+    peak_tflops: float | None
+    """Dense bf16 peak of the device in TFLOP/s; None: not known, so there is no MFU."""
+    tokens_of: TokensOf = field(default_factory=lambda: _tokens_of)
+    """Gets the arguments of a forward call, returns the number of its tokens, or None."""
+
+    def mfu(self, tokens_per_second: float | None) -> float | None:
+        """Return the utilization by a rank's tokens per second, from 0 to 1; None where it is not known."""
+        if tokens_per_second is None or self.flops_per_token is None or self.peak_tflops is None:
+            return None
+        return tokens_per_second * self.flops_per_token / (1e12 * self.peak_tflops)
+
+
+def work_of(model: nn.Module, layout: Layout, device: torch.device) -> Work:
+    """Return what is known of a sharded model's work on a device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Work(flops_per_token=_flops_per_token(model, layout), peak_tflops=peak_tflops(name))
+
+
+def _flops_per_token(model: nn.Module, layout: Layout) -> float | None:
+    """Return 6 FLOPs for each trained element of a matrix, 4 for each frozen one; None where this does not hold.
+
+    Forward takes 2 FLOPs per element, the gradients of inputs and of weights 2 each (Kaplan et al., arXiv 2001.08361,
+    section 2.1); MFU is this rate over the device's dense bf16 peak, whatever the dtype of the run (Chowdhery et al., arXiv
+    2204.02311, appendix B). It leaves out products of activations with each other (attention) and what backward computes
+    again. Matrices that are only looked up (embeddings that no other module shares) do not count. Convolutions use each element many times per sample, and of a mixture of experts a token uses few.
+    """
+    flops = 0
+    for spec in layout:
+        if len(spec.shape) > 2 or "expert" in spec.name:
+            return None
+        owners = [model.get_submodule(owner.module) for owner in spec.owners]
+        is_lookup = all(isinstance(owner, nn.Embedding | nn.EmbeddingBag) for owner in owners)
+        if len(spec.shape) == 2 and not is_lookup:
+            flops += (6 if spec.requires_grad else 4) * spec.numel
+    return float(flops) if flops else None
+
+
+def _tokens_of(*args: Any, **kwargs: Any) -> int | None:
+    """Return the elements of `input_ids`, or of a first argument that holds integers."""
+    first = args[0] if args else None
+    given = first if isinstance(first, Mapping) else kwargs
+    ids = given.get("input_ids", first)
+    if isinstance(ids, Tensor) and ids.dtype in _INTEGERS:
+        return ids.numel()
+    return None
 
 
 @dataclass
@@ -240,104 +297,3 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class LoopSteps:
-    """The steps of one loop: told before each forward and after each step of the optimizer.
-
-    It advances the schedule of passes, and tells recorders and trackers of each step.
-
-    Args:
-        model: the loop's; it is not held.
-        optimizer: the loop's, whose learning rate is told; None: not known. It is not held.
-        comm: counts collectives.
-        device: of the model.
-        micro_steps: forward and backward passes of an optimizer step.
-        trackers: told of each step, beside recorders.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        comm: Communicator,
-        device: torch.device,
-        *,
-        micro_steps: int,
-        trackers: list[Tracker],
-    ) -> None:
-        # Parameters may lead to the model, which this must not keep alive.
-        self._model = weakref.ref(model)
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
-        self._comm = comm
-        self._log = StepLog(
-            device,
-            comm,
-            Work(flops_per_token=None, peak_tflops=None),
-            PlanCheck(device, micro_steps, times=False),
-            self._standing_bytes,
-            trackers,
-        )
-        self._log.restart(time.perf_counter())
-        self._step = 0
-        self._num_forwards = self._num_forwards_before = 0
-        """Of this step so far, and of the step before."""
-        self._measured = contextlib.ExitStack()
-        """Open while a step is measured."""
-        # A process that ends under torch's profiler dies of SIGSEGV (torch 2.13).
-        weakref.finalize(self, self._measured.close)
-        self._batch: list[tuple[StorageWeakRef, int]] = []
-        """Memory of the step's first batch, with its bytes, where the step is measured."""
-
-    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take in that a forward pass of the compiled model begins.
-
-        Args:
-            args: of the forward call.
-            kwargs: of the forward call.
-        """
-        if not torch.is_grad_enabled():
-            self._log.check.meter = None
-            self._measured.close()
-            return
-        self._comm.residents.invalidate()
-        self._num_forwards += 1
-        self._log.begin(args, kwargs)
-        self._measured.close()
-        meter = self._log.check.meter
-        if self._num_forwards == 1:
-            batch = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-            self._batch = [] if meter is None else [_storage_of(each) for each in batch]
-        elif self._num_forwards > self._num_forwards_before:
-            self._log.check.meter = meter = None  # an evaluation, which no step may follow
-        if meter is not None:
-            # A profiler does not see that memory from before it is freed.
-            meter.live_bytes -= sum(size for ref, size in self._batch if ref.expired())
-            self._batch = [each for each in self._batch if not each[0].expired()]
-            self._measured.enter_context(meter.phase("step"))
-
-    def ended(self, compiled: CompiledStep) -> None:
-        """Take in that the optimizer has stepped.
-
-        Args:
-            compiled: the loop's model.
-        """
-        self._measured.close()
-        self._step += 1
-        self._num_forwards, self._num_forwards_before = 0, self._num_forwards
-        known = None if self._optimizer is None else self._optimizer()
-        if known is not None:
-            self._log.updating(known, None, self._step)
-        compiled.advance(self._step)
-        norm = take_norm(self._comm.handle)
-        self._log.ended(compiled.session, step=self._step, norm=norm)
-
-    def _standing_bytes(self) -> int:
-        model = self._model()
-        optimizer = None if self._optimizer is None else self._optimizer()
-        return 0 if model is None else standing_bytes(model, optimizer, self._comm)
-
-
-def _storage_of(tensor: Tensor) -> tuple[StorageWeakRef, int]:
-    storage = tensor.untyped_storage()
-    return StorageWeakRef(storage), storage.nbytes()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,33 +30,6 @@ from torchloom.runtime.host import Mover, Ticket
 _ALIGN = 64
 
 
-class Action(NamedTuple):
-    """One thing to do for one chunk."""
-
-    kind: Literal["load", "await load", "step", "store", "await store"]
-    chunk: int
-
-
-def stream_actions(num_chunks: int, num_slots: int) -> list[Action]:
-    """Return what to do, in order; chunk `c` uses slot `c % num_slots`.
-
-    Example:
-        >>> [f"{kind} {chunk}" for kind, chunk in stream_actions(2, 1)][:4]
-        ['load 0', 'await load 0', 'step 0', 'store 0']
-    """
-    actions: list[Action] = []
-    for chunk in range(num_chunks):
-        # Fill every slot that this chunk, or one after it, may have.
-        first = 0 if chunk == 0 else chunk + num_slots - 1
-        for ahead in range(first, min(chunk + num_slots, num_chunks)):
-            if ahead >= num_slots:
-                actions.append(Action("await store", ahead - num_slots))
-            actions.append(Action("load", ahead))
-        actions += [Action("await load", chunk), Action("step", chunk), Action("store", chunk)]
-    rest = range(max(0, num_chunks - num_slots), num_chunks)
-    return [*actions, *(Action("await store", chunk) for chunk in rest)]
-
-
 @dataclass
 class _Chunk:
     """Parameters that step together, and where their tensors wait."""
@@ -66,8 +39,8 @@ class _Chunk:
     """Host tensors that are loaded, by parameter and state; the empty name is the parameter."""
     stores: dict[tuple[nn.Parameter, str], Tensor] = field(default_factory=dict)
     """Those that are written on the way back, which may be new ones."""
-    tickets: dict[str, Ticket] = field(default_factory=dict)
-    """Copies under way, by the kind of action."""
+    copy: Ticket | None = None
+    """Under way."""
 
 
 @dataclass
@@ -113,19 +86,20 @@ class StateStream:
         resident = self._residents(leaves)
         chunks = self._chunks(leaves, resident)
         slots = self._make_slots(chunks)
-        for kind, index in stream_actions(len(chunks), self.num_slots):
-            chunk = chunks[index]
-            if kind == "load":
-                self._load(chunk, slots[index % self.num_slots])
-            elif kind == "step":
-                with self._only(chunk.leaves):
-                    self.optimizer.step()
-            elif kind == "store":
-                self._store(chunk, resident)
-            else:
-                chunk.tickets[kind]()
-                if kind == "await store":
-                    self._put(chunk.stores)
+        num_loaded = 0
+        for index, chunk in enumerate(chunks):
+            # Fill every slot that this chunk, or one after it, may have.
+            for ahead in range(num_loaded, min(index + self.num_slots, len(chunks))):
+                if ahead >= self.num_slots:
+                    self._end_store(chunks[ahead - self.num_slots])
+                self._load(chunks[ahead], slots[ahead % self.num_slots])
+                num_loaded += 1
+            _end(chunk)
+            with self._only(chunk.leaves):
+                self.optimizer.step()
+            self._store(chunk, resident)
+        for chunk in chunks[-self.num_slots :]:
+            self._end_store(chunk)
 
     def fit(self, free_bytes: int, step_bytes: int) -> None:
         """Choose the size of chunks, and how many states stay, by the device memory there is.
@@ -235,7 +209,7 @@ class StateStream:
             offset += _room([host])
         pairs = list(zip(chunk.hosts.values(), places.values(), strict=True))
         self._put(places)
-        chunk.tickets["await load"] = self.mover.begin_copy("to_device", pairs)
+        chunk.copy = self.mover.begin_copy("to_device", pairs)
 
     def _store(self, chunk: _Chunk, resident: set[nn.Parameter]) -> None:
         values = {(leaf, ""): leaf.data for leaf in chunk.leaves if (leaf, "") in chunk.hosts}
@@ -249,7 +223,11 @@ class StateStream:
             for key, value in values.items()
         }
         pairs = list(zip(values.values(), chunk.stores.values(), strict=True))
-        chunk.tickets["await store"] = self.mover.begin_copy("to_host", pairs)
+        chunk.copy = self.mover.begin_copy("to_host", pairs)
+
+    def _end_store(self, chunk: _Chunk) -> None:
+        _end(chunk)
+        self._put(chunk.stores)
 
     def _tensors(self, leaf: Tensor) -> dict[str, Tensor]:
         """Return the states of a parameter that are worth moving: not the count of its steps."""
@@ -266,6 +244,12 @@ class StateStream:
                 self.optimizer.state[leaf][key] = value
             else:
                 leaf.data = value
+
+
+def _end(chunk: _Chunk) -> None:
+    """Wait for the copy of a chunk that is under way."""
+    assert chunk.copy is not None
+    chunk.copy()
 
 
 def _room(tensors: Iterable[Tensor]) -> int:

@@ -10,7 +10,7 @@ tensors with no process group. Two families:
   weight that stays gathered.
 
 `gather`, `reduce`, `replicate` and `sync` move tensors between ranks; `offload` and `reload` move
-them between the device and host memory (`torchloom.ops.copies`); `free_` ends their life.
+them between the device and host memory (`torchloom.ops.lowered`); `free_` ends their life.
 
 Operators that communicate name their communicator by a `handle` string, the same on all ranks, so that all
 ranks build byte-identical graphs and share compile caches.
@@ -19,13 +19,17 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
-from torchloom.ops import copies, library, lowered, traced
-from torchloom.ops.copies import HOST, offload, offload_start, reload, reload_start
+from torchloom.ops import library, lowered, traced
 from torchloom.ops.lowered import (
+    HOST,
     broadcast_,
     free_,
     gather_start,
+    offload,
+    offload_start,
     reduce_start,
+    reload,
+    reload_start,
     resident,
     symmetric_done_,
     symmetric_start,
@@ -57,4 +61,4 @@ __all__ = [
 ]
 
 # Autograd calls derivatives, also those that a forward pass takes behind a graph break.
-leave_frames_alone(copies, library, lowered, traced)
+leave_frames_alone(library, lowered, traced)

@@ -7,16 +7,23 @@
     resident(shard)       -> the flat full weight that stays gathered between micro-steps
     symmetric_start(shards)  -> flat whole weights in memory that the ranks of one host share
     free_(xs)                the memory of xs is given back now
+    offload_start(xs)        -> copies in host memory, not yet arrived
+    reload_start(hosts)      -> copies on the device, not yet arrived
 
 `wait_` is declared to write `results`: a compiler that respects mutation can then neither read a
 result too early nor drop the wait. It takes the `inputs` of the start as well, so that their
 memory stays untouched while it is on the wire. `params` are the names of the parameters: what ranks do
 together is compared by them.
+
+`offload` and `reload` are the traced forms of the last two. `wait_` with the handle `HOST` ends these: it takes what is
+being copied as its inputs. A host copy has the shape, strides and dtype of its tensor, and the tensor comes back with them.
+On a CPU the device is the CPU as well: both sides are then pools that are counted apart.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torchloom.ops.library import define
 
@@ -84,3 +91,34 @@ symmetric_done_ = define("symmetric_done_(Tensor(a!)[] wholes, str weights) -> (
 """Block until all ranks have read the weights that one `symmetric_start` returned.
 
 Between `wait_` and this no rank writes; outside of the two anyone may."""
+
+
+HOST = "host"
+"""The handle under which `wait_` finds a copy; no communicator has this name."""
+
+
+_CPU = torch.device("cpu")
+
+
+def _on(x: Tensor, device: torch.device) -> Tensor:
+    """Return what a copy of `x` on `device` looks like: dense strides stay, others are packed."""
+    return torch.empty_like(x, device=device, memory_format=torch.preserve_format)
+
+
+offload = define("offload(Tensor x, bool pin=True) -> Tensor", lambda x, pin=True: _on(x, _CPU))
+"""Copy a tensor into host memory; `pin` asks for page-locked memory where a device needs it."""
+
+reload = define("reload(Tensor host, Device device) -> Tensor", _on)
+"""Copy a tensor of host memory to the device."""
+
+offload_start = define(
+    "offload_start(Tensor[] xs, bool pin=True) -> Tensor[]",
+    lambda xs, pin=True: [_on(x, _CPU) for x in xs],
+)
+"""Begin to copy tensors into host memory."""
+
+reload_start = define(
+    "reload_start(Tensor[] hosts, Device device) -> Tensor[]",
+    lambda hosts, device: [_on(host, device) for host in hosts],
+)
+"""Begin to copy tensors of host memory to the device."""

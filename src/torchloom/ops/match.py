@@ -11,8 +11,14 @@ from torch import fx
 
 from torchloom.graph.edit import call
 from torchloom.graph.nodes import args_of, find, nbytes
-from torchloom.ops.copies import offload_start, reload_start
-from torchloom.ops.lowered import gather_start, reduce_start, sync_start, wait_
+from torchloom.ops.lowered import (
+    gather_start,
+    offload_start,
+    reduce_start,
+    reload_start,
+    sync_start,
+    wait_,
+)
 
 aten = torch.ops.aten
 _WEIGHT_VIEWS = frozenset(

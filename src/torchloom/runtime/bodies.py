@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchloom._torch.autograd import keeps_graph
 from torchloom._torch.untraced import never_compile
-from torchloom.ops.copies import HOST
 from torchloom.ops.library import LIBRARY
+from torchloom.ops.lowered import HOST
 from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.communicators import lookup
 from torchloom.runtime.host import is_on_host, mover_of

@@ -1,29 +1,35 @@
-"""Turning a model into its shards, in place, and back."""
+"""Turn a model into its shards, in place, and back; refuse what takes a shard for the whole weight while ranks communicate.
+
+A broadcast would make rank 0's shards everybody's, and an average would mix parts of a weight that have nothing to do with
+each other, silently. DistributedDataParallel does both.
+"""
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from torchloom._torch.distributed import watch_collectives
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard import meta
 from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
-from torchloom.shard.layout import Layout, Mode, ParamSpec
-from torchloom.shard.parameter import hold_part, hold_whole, is_shard
+from torchloom.shard.direct_uses import shard_behind
+from torchloom.shard.layout import Layout, Mode, ParamSpec, param_of
+from torchloom.shard.parameter import hold_part, hold_whole, is_shard, refused_collective
 from torchloom.shard.regather import attach
-from torchloom.shard.roots import ROOTS, Root, is_sharded, layout_of
+from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
-from torchloom.shard.wrappers import watch_wrappers
-from torchloom.shard.writes import check_code
+from torchloom.shard.writes import WeightCopy, check_code
 
 logger = get_logger(__name__)
 
@@ -105,12 +111,10 @@ def shard_module(
     modules = dict(model.named_modules())
     _check_unhooked(modules, layout)
     for spec in layout:
-        first, *others = spec.owners
-        param = modules[first.module]._parameters[first.attr]
-        assert param is not None, spec.name
+        param = param_of(modules, spec)
         if spec.name not in kept:
             keep(param, spec)
-        for owner in others:
+        for owner in spec.owners[1:]:
             modules[owner.module]._parameters[owner.attr] = param
     if layout.sharded:
         watch_wrappers()
@@ -135,8 +139,7 @@ def unshard(model: nn.Module) -> nn.Module:
     layout = layout_of(model)
     modules = dict(model.named_modules())
     for spec in layout.sharded:
-        param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
-        assert param is not None, spec.name
+        param = param_of(modules, spec)
         whole = gather_whole(param, spec, layout.handle)
         hold_whole(param)
         param.grad = None
@@ -183,8 +186,8 @@ def _check_unhooked(modules: dict[str, nn.Module], layout: Layout) -> None:
         ShardError: a parameter that is about to be cut has some.
     """
     for spec in layout.sharded:
-        param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
-        if param is not None and (param._backward_hooks or param._post_accumulate_grad_hooks):
+        param = param_of(modules, spec)
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise ShardError(
                 f"the parameter {spec.name!r} has a hook on its gradient, which would see one rank's shard of it, flat: "
                 "remove it before the model is sharded, register one that works element by element afterwards (at "
@@ -216,7 +219,7 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
         ShardError: one is a shard already, or would become one under another model's feet.
     """
     modules = dict(model.named_modules())
-    params = {s.name: modules[s.owners[0].module]._parameters[s.owners[0].attr] for s in layout}
+    params = {spec.name: param_of(modules, spec) for spec in layout}
     for name, param in params.items():
         if is_shard(param):
             raise ShardError(
@@ -224,10 +227,10 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
                 "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
             )
     cut_here = {id(params[spec.name]): spec.name for spec in layout.sharded}
-    shared = _first_shared(model, cut_here)
+    shared = _first_shared(cut_here)
     if shared is not None:
         gc.collect()  # models that nobody has any more may wait for it
-        shared = _first_shared(model, cut_here)
+        shared = _first_shared(cut_here)
     if shared is not None:
         raise ShardError(
             f"the parameter {shared!r} is owned by another model that was sharded, and stage "
@@ -235,11 +238,9 @@ def _check_shared(model: nn.Module, layout: Layout) -> None:
         )
 
 
-def _first_shared(model: nn.Module, names: dict[int, str]) -> str | None:
+def _first_shared(names: dict[int, str]) -> str | None:
     """Return the name of a parameter, given by id, that another sharded model owns."""
-    others = (other for other in list(ROOTS.keys()) if other is not model)
-    found = (names.get(id(param)) for other in others for param in other.parameters())
-    return next((name for name in found if name is not None), None)
+    return next((names[id(param)] for param, *_ in known_params() if id(param) in names), None)
 
 
 def _keep_part(
@@ -356,3 +357,36 @@ def _say_what_happened(layout: Layout) -> None:
             layout.stage,
             len(layout.params),
         )
+
+
+_WRITING = frozenset(["broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv"])
+
+
+@functools.cache
+def watch_wrappers() -> None:
+    """Refuse wrappers and collectives of modules that hold shards, from now on, before a parameter is changed."""
+    register_module_module_registration_hook(_check_wrapping)
+    watch_collectives(_check_collective)
+
+
+def _check_wrapping(owner: nn.Module, name: str, submodule: nn.Module) -> None:
+    if not isinstance(owner, DistributedDataParallel):
+        return
+    if submodule is not None and any(map(is_shard, submodule.parameters())):
+        raise ShardError(
+            "DistributedDataParallel was given a model that torchloom has sharded, and would take one rank's shards for "
+            "whole weights: leave the wrapper out, as torchloom averages gradients in backward"
+        )
+
+
+def _check_collective(collective: str, tensors: Iterable[Tensor]) -> None:
+    for each in tensors:
+        shard = each if is_shard(each) else shard_behind(each)
+        if shard is not None:
+            raise refused_collective(collective, shard)
+        if isinstance(each, WeightCopy) and each.param is None and collective in _WRITING:
+            raise ShardError(
+                f"{collective} would write into a gathered copy of the parameter {each.param_name!r}, and the weight would stay "
+                "as it is: leave it out, as torchloom keeps weights equal on all ranks, or write inside "
+                "torchloom.shard.gathered(..., modifier_rank=0)"
+            )

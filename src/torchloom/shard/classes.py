@@ -21,10 +21,8 @@ from torchloom._torch import modes
 from torchloom.errors import ShardError
 from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
-from torchloom.shard.memo import Memo
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
-from torchloom.shard.user_copies import WeightCopy, in_module_call, weight_copy
-from torchloom.shard.writes import WRITES
+from torchloom.shard.writes import WRITES, Memo, WeightCopy, in_module_call, weight_copy
 
 _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}
 

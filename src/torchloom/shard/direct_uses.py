@@ -32,7 +32,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import CompileError, ShardError
 from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.parameter import is_shard
-from torchloom.shard.roots import divided_models, living_layouts
+from torchloom.shard.roots import known_params, living_layouts
 
 # fmt: off
 _ELEMENTWISE = frozenset([
@@ -114,37 +114,18 @@ def _averaged(outputs: Sequence[Any]) -> list[RemovableHandle]:
     Raises:
         ShardError: they depend on one rank's part of a sharded parameter.
     """
-    known = _Known()
-    if not known.is_any:
+    if not any(layout.is_divided for layout in living_layouts()):
         return []
     roots = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
     results: dict[Node, list[_Edge]] = {}
     handles = []
     # All of them first: where one is refused, no hook stays behind.
-    for edge in list(_local_gradients([each for each in roots if each is not None], known)):
+    for edge in list(_local_gradients([each for each in roots if each is not None])):
         if edge.index is None:
             handles.append(edge.node.register_prehook(_averaging_given(edge)))
         else:
             results.setdefault(edge.node, []).append(edge)
     return handles + [node.register_hook(_averaging(edges)) for node, edges in results.items()]
-
-
-class _Known:
-    """Parameters of the sharded models of this process whose uses matter."""
-
-    def __init__(self) -> None:
-        self._models = divided_models()
-        self.is_any = bool(self._models)
-        self._by_id: dict[int, tuple[Layout, ParamSpec]] | None = None
-
-    def of(self, leaf: Node) -> tuple[Layout, ParamSpec] | None:
-        """Return layout and facts of the parameter that gets a gradient."""
-        if self._by_id is None:  # few passes come here
-            self._by_id = {}
-            for model, layout in self._models:
-                params = dict(model.named_parameters())
-                self._by_id |= {id(params[s.name]): (layout, s) for s in layout if s.name in params}
-        return self._by_id.get(id(leaf.variable))  # type: ignore[attr-defined]
 
 
 def check_captured(gm: fx.GraphModule, world_size: int) -> None:
@@ -232,7 +213,7 @@ def _shard_of(node: fx.Node) -> str | None:
     return node.name if is_shard(example) and isinstance(example, nn.Parameter) else None
 
 
-def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:
+def _local_gradients(roots: Sequence[Node]) -> Iterator[_Edge]:
     """Go through an autograd graph; yield gradients that nobody averages.
 
     Raises:
@@ -240,6 +221,7 @@ def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:
     """
     states: dict[Node, _Partial | None] = {}
     shards: dict[str, tuple[Layout, ParamSpec]] = {}
+    known = functools.cache(_params_of_divided_models)  # few passes come to ask
     for node in _from_the_leaves(roots):
         name = node.name()
         states[node] = None
@@ -251,7 +233,7 @@ def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:
             if each is None:
                 continue
             state = states.get(each)
-            if each.name() == _LEAF and (found := known.of(each)) is not None:
+            if each.name() == _LEAF and (found := known().get(id(each.variable))):  # type: ignore[attr-defined]
                 layout, spec = found
                 if spec.mode == "synced":
                     yield _Edge(node, index, layout, spec)
@@ -272,6 +254,11 @@ def _local_gradients(roots: Sequence[Node], known: _Known) -> Iterator[_Edge]:
         )
         if state.kind == "sum" and kinds == {"elements"}:
             yield _Edge(node, None, *shards[state.param])  # a factor may be of this rank's data
+
+
+def _params_of_divided_models() -> dict[int, tuple[Layout, ParamSpec]]:
+    """Return layout and facts of the parameters whose uses matter, by id."""
+    return {id(param): (layout, s) for param, layout, s in known_params() if layout.is_divided}
 
 
 def _has_factor(node: Node) -> bool:

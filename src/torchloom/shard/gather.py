@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchloom import ops
 from torchloom.errors import ShardError
-from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.layout import Layout, ParamSpec, param_of
 from torchloom.shard.parameter import hold_part, hold_whole
 from torchloom.shard.roots import layout_of, root_of
 from torchloom.shard.shards import cut
@@ -55,9 +55,9 @@ def gathered(
     chosen = _not_yet_whole(_choose(layout, modules, params), modules, modifier_rank)
     shards: dict[str, Tensor] = {}
     classes = {path: type(module) for path, module in modules.items()}
-    _WHOLE.update((id(_param(modules, spec)), modifier_rank) for spec in chosen)
+    _WHOLE.update((id(param_of(modules, spec)), modifier_rank) for spec in chosen)
     for spec in chosen:
-        param = _param(modules, spec)
+        param = param_of(modules, spec)
         shards[spec.name] = param.data
         whole = _whole_of(param, spec, layout)
         hold_whole(param)
@@ -70,7 +70,7 @@ def gathered(
     finally:
         wholes: list[Tensor] = []
         for spec in chosen:  # first all is as it was, as a change may be refused
-            param = _param(modules, spec)
+            param = param_of(modules, spec)
             del _WHOLE[id(param)]
             wholes.append(param.data)
             param.data = shards[spec.name]
@@ -81,7 +81,7 @@ def gathered(
             for spec, whole in zip(chosen, wholes, strict=True):
                 _check_shape(whole, spec)
             for spec, whole in zip(chosen, wholes, strict=True):
-                _write_back(_param(modules, spec), whole, spec, layout, modifier_rank)
+                _write_back(param_of(modules, spec), whole, spec, layout, modifier_rank)
 
 
 def _not_yet_whole(
@@ -90,7 +90,7 @@ def _not_yet_whole(
     """Return those to gather: not those that an outer block has, which keeps or drops their changes."""
     fresh = []
     for spec in chosen:
-        param = _param(modules, spec)
+        param = param_of(modules, spec)
         if spec.is_ignored:
             continue
         if id(param) not in _WHOLE:
@@ -109,7 +109,7 @@ def _choose(
 ) -> list[ParamSpec]:
     if params is None:
         return list(layout)
-    by_id = {id(_param(modules, spec)): spec for spec in layout}
+    by_id = {id(param_of(modules, spec)): spec for spec in layout}
     by_name = {spec.name: spec for spec in layout}
     chosen: dict[str, ParamSpec] = {}
     for param in params:
@@ -127,12 +127,6 @@ def _choose(
         if any(owner.module in touched for owner in spec.owners):
             chosen.setdefault(spec.name, spec)
     return list(chosen.values())
-
-
-def _param(modules: dict[str, nn.Module], spec: ParamSpec) -> nn.Parameter:
-    param = modules[spec.owners[0].module]._parameters[spec.owners[0].attr]
-    assert param is not None, spec.name
-    return param
 
 
 def _whole_of(param: nn.Parameter, spec: ParamSpec, layout: Layout) -> Tensor:

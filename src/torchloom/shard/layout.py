@@ -66,7 +66,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     mode: Mode
     shard_numel: int
-    """Elements of one rank's shard with padding; 0 unless sharded."""
+    """Elements of one rank's shard or slice with padding; 0 unless divided."""
     dtype: torch.dtype
     compute_dtype: torch.dtype
     wire_dtype: torch.dtype
@@ -81,6 +81,16 @@ class ParamSpec:
     def numel(self) -> int:
         """Number of elements of the whole weight."""
         return math.prod(self.shape)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each rank of the shard group steps another part of it: a shard, or a slice."""
+        return self.shard_numel > 0
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Shape of what this rank's optimizer steps: flat and padded, or the whole weight."""
+        return (self.shard_numel,) if self.is_divided else self.shape
 
     @property
     def is_tied(self) -> bool:
@@ -154,6 +164,14 @@ class Layout:
         return {**own, **named}
 
 
+def param_of(modules: Mapping[str, nn.Module], spec: ParamSpec) -> nn.Parameter:
+    """Return the parameter that a model's modules, by path, hold."""
+    first = spec.owners[0]
+    param = modules[first.module]._parameters[first.attr]
+    assert param is not None, spec.name
+    return param
+
+
 def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
     model: nn.Module,
     *,
@@ -214,7 +232,8 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
             and not is_small(param, persistence_threshold, world_size)
         )
         is_sharded = stage >= 2 and is_divisible
-        shard_numel = shard_numel_of(param.numel(), world_size) if is_sharded else 0
+        is_sliced = stage == 1 and is_divisible
+        is_divided = is_sharded or is_sliced
         running = (_running_statistics(modules[place.module]) for place in places)
         kept, compute, wire = (
             (param.dtype,) * 3
@@ -230,13 +249,13 @@ def plan_layout(  # noqa: PLR0913  one record of facts, built in one place
                 mode="whole"
                 if is_ignored
                 else _mode(is_sharded, world_size * num_replicas, stage, sync_in_backward),
-                shard_numel=shard_numel,
+                shard_numel=shard_numel_of(param.numel(), world_size) if is_divided else 0,
                 dtype=kept,
                 compute_dtype=compute,
                 wire_dtype=wire,
                 requires_grad=param.requires_grad,
                 owners=tuple(places),
-                is_sliced=stage == 1 and is_divisible,
+                is_sliced=is_sliced,
                 is_ignored=is_ignored,
             )
         )

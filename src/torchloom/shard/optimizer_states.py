@@ -51,7 +51,7 @@ def whole_states(optimizer: Optimizer) -> Optimizer:
         >>> optimizer.load_state_dict(torch.load("optimizer.pt"))  # doctest: +SKIP
     """
     if optimizer not in _HOLDS_WHOLE:
-        _cut_held(optimizer)
+        cut_held(optimizer)
         optimizer.register_state_dict_post_hook(_gathered)
         optimizer.register_load_state_dict_pre_hook(_cut_given)
         _HOLDS_WHOLE[optimizer] = True
@@ -135,8 +135,8 @@ def _cut_given(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, An
     return {**state_dict, "state": states}
 
 
-def _cut_held(optimizer: Optimizer) -> None:
-    """Cut whole states that were loaded before the optimizer had the hooks."""
+def cut_held(optimizer: Optimizer) -> None:
+    """Cut whole states that an optimizer made or loaded before it stepped shards or slices."""
     found = divided_by_id()
     for group in optimizer.param_groups:
         for param in group["params"]:

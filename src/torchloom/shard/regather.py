@@ -35,8 +35,7 @@ from torchloom._torch.autograd import (
 )
 from torchloom._torch.compiling import DuringCompile
 from torchloom.position import POSITION
-from torchloom.shard.memo import Memo
-from torchloom.shard.writes import WRITES
+from torchloom.shard.writes import WRITES, Memo
 
 
 class GatherCall(NamedTuple):
@@ -121,33 +120,24 @@ class LiveGathers:
             storage = weight.untyped_storage()
             self._by_address[storage.data_ptr()] = (StorageWeakRef(storage), call)
 
-    def open(self) -> AbstractContextManager[Any]:
-        """Enter a forward pass; returns what to hand to `close`."""
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Bracket a forward pass whose saved weights become shards."""
         self._enabled += 1
         outer = top_saved_tensors_hooks()
         # Inside of the pass of another model, such as a student's of its teacher, or of a transform.
         if _is_ours(outer) or are_saved_tensors_hooks_off():
-            return contextlib.nullcontext()
-        own = _Hooks(self, outer)
-        hooks = torch.autograd.graph.saved_tensors_hooks(own.pack, own.unpack)
-        hooks.__enter__()
-        return hooks
-
-    def close(self, hooks: AbstractContextManager[Any]) -> None:
-        """Leave a forward pass."""
-        hooks.__exit__(None, None, None)
-        self._enabled -= 1
-        if not self._enabled:
-            self._by_address.clear()
-
-    @contextmanager
-    def forward_pass(self) -> Iterator[None]:
-        """Bracket a forward pass whose saved weights become shards."""
-        hooks = self.open()
+            hooks: AbstractContextManager[Any] = contextlib.nullcontext()
+        else:
+            own = _Hooks(self, outer)
+            hooks = torch.autograd.graph.saved_tensors_hooks(own.pack, own.unpack)
         try:
-            yield
+            with hooks:
+                yield
         finally:
-            self.close(hooks)
+            self._enabled -= 1
+            if not self._enabled:
+                self._by_address.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -246,6 +236,19 @@ def _purpose() -> str:
     return "" if torch.is_grad_enabled() else "without gradients"
 
 
+@contextmanager
+def _eager_parts(*, regather: bool) -> Iterator[None]:
+    """Bracket what a forward pass runs in Python: saved weights as shards, no writes, its purpose told."""
+    start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose()
+    saves = regather and torch.is_grad_enabled()
+    try:
+        with LIVE.forward_pass() if saves else contextlib.nullcontext():
+            yield
+    finally:
+        POSITION.purpose = purpose
+        WRITES.close(start)
+
+
 def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
     """Bracket the eager forward passes of `root`: tied weights once, saved weights as shards, no writes.
 
@@ -256,12 +259,9 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     running: WeakIdKeyDictionary = WeakIdKeyDictionary()
     """What each module has open: a deep copy of `root` has these hooks, too, and may run inside of it."""
 
-    def close(opened: list[tuple[Any, int, str]]) -> None:
+    def close(opened: list[AbstractContextManager[None]]) -> None:
         Memo.of(handle).close()
-        hooks, start, POSITION.purpose = opened.pop()
-        if hooks is not None:
-            LIVE.close(hooks)
-        WRITES.close(start)
+        opened.pop().__exit__(None, None, None)
 
     def before(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -270,9 +270,8 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
         while opened and len(opened) >= _num_running(module):
             close(opened)  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
         Memo.of(handle).open()
-        hooks = LIVE.open() if regather and torch.is_grad_enabled() else None
-        opened.append((hooks, WRITES.open(), POSITION.purpose))
-        POSITION.purpose = _purpose()
+        opened.append(_eager_parts(regather=regather))
+        opened[-1].__enter__()
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -304,16 +303,10 @@ def around_compiled(
     def run(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
             before(args, kwargs)
-        start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose()
-        try:
-            if not regather or not torch.is_grad_enabled():
-                return call(*args, **kwargs)
+        if regather and torch.is_grad_enabled():
             _DURING_COMPILE.install()  # derivatives that forward takes cannot be traced under hooks
-            with LIVE.forward_pass():
-                return call(*args, **kwargs)
-        finally:
-            WRITES.close(start)
-            POSITION.purpose = purpose
+        with _eager_parts(regather=regather):
+            return call(*args, **kwargs)
 
     run.__torchloom_compiled__ = call  # type: ignore[attr-defined]
     return run

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -13,7 +11,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec
-from torchloom.shard.shards import shard_numel_of
 from torchloom.shard.state import ORIGINAL
 
 
@@ -51,11 +48,6 @@ def sharded_models() -> list[nn.Module]:
     return list(ROOTS.keys())
 
 
-def divided_models() -> list[tuple[nn.Module, Layout]]:
-    """Return the sharded models of which ranks keep other parts, or get other gradients, with their layouts."""
-    return [(model, root.layout) for model, root in ROOTS.items() if root.layout.is_divided]
-
-
 def keep_hook(model: nn.Module, hook: RemovableHandle) -> None:
     """Remove a hook of a sharded model when the model is made whole again."""
     root = ROOTS[model]
@@ -64,7 +56,7 @@ def keep_hook(model: nn.Module, hook: RemovableHandle) -> None:
 
 def living_layouts() -> list[Layout]:
     """Return the layouts of all sharded models that have not been freed."""
-    return [ROOTS[model].layout for model in sharded_models()]
+    return [root.layout for root in list(ROOTS.values())]
 
 
 def forget_model(model: nn.Module) -> None:
@@ -137,7 +129,8 @@ class Owners:
         self._model = model
         self._layout: Layout | None = None
         self._found: dict[str, nn.Parameter] = {}
-        self._seen: list[tuple[nn.Module, _Children, _Children]] = []
+        self._seen: list[tuple[nn.Module, list[tuple[str, int]]]] = []
+        """Modules, and what each held. It is held here, too, so that nothing else can have its id."""
 
     def __call__(self) -> dict[str, nn.Parameter]:
         """Return what `owners_of` returns.
@@ -146,59 +139,38 @@ class Owners:
             ShardError: as `owners_of`.
         """
         layout = layout_of(self._model)
-        if layout is not self._layout or not self._seen or not all(map(_is_as_seen, self._seen)):
+        if (
+            layout is not self._layout
+            or not self._seen
+            or any(_children(module) != known for module, known in self._seen)
+        ):
             self._found, self._seen, self._layout = owners_of(self._model), [], layout
             walk = type(self._model)
             if walk.named_parameters is nn.Module.named_parameters:  # else it may yield anything
-                self._seen = [
-                    (each, _Children.of(each._modules), _Children.of(each._parameters))
-                    for each in self._model.modules()
-                ]
+                self._seen = [(each, _children(each)) for each in self._model.modules()]
         return self._found
 
 
-class _Children(NamedTuple):
-    """What one of a module's dictionaries holds."""
-
-    names: list[str]
-    values: list[Any]
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> _Children:
-        return cls([*found], [*found.values()])
-
-    def are(self, found: Mapping[str, Any]) -> bool:
-        return self.names == [*found] and all(map(operator.is_, self.values, found.values()))
+def _children(module: nn.Module) -> list[tuple[str, int]]:
+    """Return names and ids of a module's submodules and parameters."""
+    return [
+        (name, id(child))
+        for found in (module._modules, module._parameters)
+        for name, child in found.items()
+    ]
 
 
-def _is_as_seen(seen: tuple[nn.Module, _Children, _Children]) -> bool:
-    module, modules, parameters = seen
-    return modules.are(module._modules) and parameters.are(module._parameters)
-
-
-def divided_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
-    """Return layout and facts of all parameters of which each rank steps a part, by id.
-
-    Those that hold a shard, and whole ones that are stepped in slices (stage 1): `shard_numel` is then the size of
-    the slice.
-    """
-    found = sharded_by_id()
-    for model in sharded_models():
-        layout, params = layout_of(model), dict(model.named_parameters())
-        for spec in layout:
-            if spec.is_sliced and spec.name in params:
-                numel = shard_numel_of(spec.numel, layout.world_size)
-                found[id(params[spec.name])] = (layout, replace(spec, shard_numel=numel))
-    return found
-
-
-def sharded_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
-    """Return layout and facts of all parameters that hold a shard, by id.
+def known_params() -> Iterator[tuple[nn.Parameter, Layout, ParamSpec]]:
+    """Yield the parameters of all sharded models, with layout and facts.
 
     A model whose parameters were changed since is no reason to fail for others.
     """
-    found: dict[int, tuple[Layout, ParamSpec]] = {}
-    for model in sharded_models():
-        layout, params = layout_of(model), dict(model.named_parameters())
-        found.update({id(params[s.name]): (layout, s) for s in layout.sharded if s.name in params})
-    return found
+    for model, root in list(ROOTS.items()):
+        for name, param in model.named_parameters():
+            if name in root.layout.names:
+                yield param, root.layout, root.layout[name]
+
+
+def divided_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
+    """Return layout and facts of all parameters of which each rank steps a part, a shard or a slice, by id."""
+    return {id(param): (layout, s) for param, layout, s in known_params() if s.is_divided}

@@ -25,7 +25,7 @@ from torchloom.shard.layout import Layout, ParamSpec
 from torchloom.shard.parameter import local_shard
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
-from torchloom.shard.user_copies import weight_copy
+from torchloom.shard.writes import weight_copy
 
 ORIGINAL = "_loom_original_class"
 """Class attribute of a generated class: the class that it was made from."""

@@ -31,7 +31,7 @@ from torchloom.exchange import Agreement
 from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
-from torchloom.loop.step_flops import work_of
+from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
@@ -40,7 +40,7 @@ from torchloom.simulation.checkpointing import checkpoint_layers
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
-from torchloom.step.casts import cast_params
+from torchloom.step.description import cast_params
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 

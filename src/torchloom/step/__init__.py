@@ -4,7 +4,6 @@
                      budget, what may wait on the host, what is pinned: `describe_step`
     build            from a description and a model to a `CompiledStep`: `build_step`
     standing         device memory outside the graphs: parameters, gradients, optimizer states
-    shared_weights   weights in memory that ranks share
     planner          makes the planner of a step; measures operators and decides whether to plan again
     compiled         the running step: follows its schedule, plans again, keeps the first plan's code until all
                      ranks have compiled the second plan

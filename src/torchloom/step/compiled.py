@@ -11,21 +11,25 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from torchloom import events
-from torchloom._torch.module_calls import call_in_place, compiled_in_place
+from torchloom._torch.inductor import load_inductor, why_cache_is_open
+from torchloom._torch.module_calls import call_in_place, compile_in_place, compiled_in_place
 from torchloom.exchange import Agreement
+from torchloom.graph import GraphPass
 from torchloom.log import get_logger
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.schedule import ScheduleEntry
+from torchloom.shard import detach_hooks
+from torchloom.shard.regather import around_compiled
 from torchloom.step.description import StepDescription
 from torchloom.step.interfaces import SHARDS, HostMemory
 from torchloom.step.planner import keep_figures, plan_again
 from torchloom.step.standing import Standing
-from torchloom.step.start import start_compiled
 
 logger = get_logger(__name__)
 
@@ -121,3 +125,26 @@ class CompiledStep:
             call_in_place(self._owner(), self._first_call)
             self._first_call = None
             self.session.give_up_replan()
+
+
+def start_compiled(
+    model: nn.Module,
+    session: CompileSession,
+    passes: tuple[GraphPass, ...] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Let calls of a sharded model go through a session from now on.
+
+    Args:
+        model: sharded.
+        session: what compiles its graphs.
+        passes: the passes to run from now on; None: the session's passes.
+        kwargs: more arguments of `torch.compile`.
+    """
+    if session.backend == "inductor":
+        load_inductor()
+        if (reason := why_cache_is_open()) and session.announce:
+            logger.warning("%s", reason)
+    around = partial(around_compiled, regather=session.regather, before=session.before_forward)
+    compile_in_place(model, session.begin(passes), around=around, **kwargs)
+    detach_hooks(model)  # last, so that a failure above leaves the model unchanged

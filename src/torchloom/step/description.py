@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 from torchloom.backends.graphs import name_of
 from torchloom.compiler import get_backend_fn
-from torchloom.config import Config, thawed_map
+from torchloom.config import Config, PrecisionConfig, thawed_map
 from torchloom.costs import NETWORKS, CostTable, Network
 from torchloom.errors import ConfigError
 from torchloom.graph import PassContext
@@ -22,8 +23,7 @@ from torchloom.pipeline.options import derived_options, joined_options
 from torchloom.pipeline.schedule import ScheduleEntry, Timetable
 from torchloom.plan import Plan
 from torchloom.runtime import Communicator
-from torchloom.shard import Layout, layout_of
-from torchloom.step.casts import cast_params
+from torchloom.shard import Layout, class_of, layout_of
 from torchloom.step.interfaces import SHARDS, STATES
 from torchloom.step.standing import MayWait
 
@@ -227,3 +227,35 @@ def _dump_dir(asked: bool | str, rank: int) -> Path | None:
     if not asked or rank != 0:
         return None
     return Path(asked if isinstance(asked, str) else _DUMP_DIR)
+
+
+def cast_params(
+    config: PrecisionConfig, model: nn.Module, layout: Layout
+) -> tuple[str, ...] | None:
+    """Return the parameters that may be cast before they are gathered; None: all.
+
+    Args:
+        config: names classes of modules.
+        model: sharded or not.
+        layout: of its parameters.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    if config.autocast is None or config.autocast.modules is None:
+        return None
+    classes = {_class_named(name) for name in config.autocast.modules}
+    safe = {path for path, module in model.named_modules() if class_of(module) in classes}
+    return tuple(spec.name for spec in layout if any(owner.module in safe for owner in spec.owners))
+
+
+def _class_named(name: str) -> type[nn.Module]:
+    """Return a class by name; its file is imported already if the model has a module of it."""
+    package, _, last = name.rpartition(".")
+    found = getattr(sys.modules.get(package), last, None)
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return found
+    raise ConfigError(
+        f"torch_autocast.lower_precision_safe_modules: {name!r} is no class of modules that has been "
+        "imported; write package.Class, as in torch.nn.Linear"
+    )
