@@ -59,13 +59,8 @@ KEPT: dict[str, tuple[str, ...]] = {
     "shard/test_saved_tensors.py::test_a_forward_without_backward_keeps_nothing": (
         "2-None", "3-aot_eager",
     ),
-    "serve/builder/test_generated_text.py::test_a_loaded_piece_does_what_the_model_does": (
-        "returns views of one result-plain", "writes to a buffer-plain", "holds a table-plain",
-        "returns a view of an argument-torch",
-    ),
     "serve/builder/test_split.py::test_exact_sizes_have_programs_of_their_own": ("eager",),
     "serve/builder/test_split.py::test_a_cache_is_written_and_read_through_views": ("False",),
-    "serve/builder/test_state_changes.py::test_with_buckets_too": ("Counts",),
     "faults/test_groups_without_tags.py::test_ranks_that_differ_are_told_before_the_next_step_ends": (
         "another_layer-aot_eager", "another_order-",
     ),
@@ -226,8 +221,6 @@ ELSEWHERE: dict[str, str] = {
         "test_pool.py::test_the_same_processes_take_one_function_after_another",
     "pipeline/test_caches.py::test_each_code_of_one_graph_is_remembered_for_itself":
         "pipeline/test_caches.py::test_second_start_runs_no_pass",
-    "serve/call/test_other_weights.py::test_with_gradients":
-        "serve/builder/test_generated_text.py::test_gradients_flow_where_the_contract_has_them",
     "faults/test_ranks_that_recompile_alone.py::test_inductor":
         "faults/test_ranks_that_recompile_alone.py::test_lengths_differ_between_ranks",
     "engine/test_whole_plan.py::test_weights_that_stay_gathered_are_counted_once_in_inductors_code":

@@ -13,8 +13,8 @@ from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import make_engine, train
 from torchloom._torch.inductor import empty_files_removed
-from torchloom.capture.aot import run_boxed
 from torchloom.capture.hooks import GraphHook, kind_of
+from torchloom.capture.routes import run_boxed
 from torchloom.errors import CompileError
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import torchloom
-from torchloom.pieces.machine import machine_of
+from torchloom.serve.store.misses import machine_of
 
-SAYS = "from torchloom.pieces.machine import machine_of; print(machine_of(['cpu']))"
+SAYS = "from torchloom.serve.store.misses import machine_of; print(machine_of(['cpu']))"
 
 
 def said(folder: Path) -> str:

@@ -34,7 +34,7 @@ KNOWN = {
         "_torch/dispatch.py",
         "eval",
     ): "what torch wrote to show a guard of this process, over the values that it guards",
-    ("pieces/light.py", "import_module"): CONSTANT,
+    ("pieces/build.py", "import_module"): CONSTANT,
     ("_torch/hush.py", "CDLL"): "a library of torch's that is loaded already",
     ("pieces/places.py", "import_module"): TRUSTED,
     ("pieces/plain.py", "ExtensionFileLoader"): TRUSTED,

@@ -71,14 +71,6 @@ def test_an_argument_that_was_none_stays_none():
             model(torch.ones(8, 4), torch.ones(8, 4))
 
 
-def test_instances_have_programs_of_their_own():
-    one, two = Double().eval(), Double().eval()
-    with torch.no_grad():
-        one(torch.ones(8, 4))
-        two(torch.ones(4, 4))
-    assert served(one).program is not served(two).program
-
-
 def test_dims_may_be_named_and_bounded():
     @support_torch_compile(
         backend="eager", dynamic_arg_dims={"x": {0: Dim("rows", 1, 100)}, "y": {-1: "columns"}}
@@ -251,13 +243,6 @@ def test_nothing_compiles_after_the_first_call():
                 model(call)
 
 
-def test_results_equal_the_undecorated_model_bit_for_bit_where_nothing_is_compiled(monkeypatch):
-    monkeypatch.setenv("TORCHLOOM_ENFORCE_EAGER", "1")
-    model = Double().eval()
-    x = torch.randn(3, 4)
-    assert torch.equal(model(x), model.inner(x) * 2)
-
-
 class Inherited(nn.Module):
     """Defines what others decorate."""
 
@@ -318,20 +303,6 @@ def test_lists_of_pairs_vary_as_their_tensors_do():
             torch.testing.assert_close(model(x, pairs), x + 2 * pairs[0][0] * pairs[0][1])
         with pytest.raises(ContractError, match="'layers' holds 1 values"):
             model(x, pairs[:1])
-
-
-def test_lists_that_are_annotated_vary_without_being_named():
-    @support_torch_compile(backend="eager")
-    class Stacks(nn.Module):
-        def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
-            return sum(parts)
-
-    model = Stacks().eval()
-    with torch.no_grad():
-        for n in (6, 2):
-            parts = [torch.randn(n, 3) for _ in range(3)]
-            assert torch.equal(model(parts), sum(parts))
-    assert served(model).program.contract.dims["size_6"].min == 1
 
 
 def related(x: Tensor, y: Tensor) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import torchloom.serve
 from serve.models import Plain, made, rows
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve import (
@@ -242,15 +241,6 @@ def test_what_an_eager_call_leaves_in_the_model_is_no_change_of_it():
     assert spy.num_runs == 1
 
 
-def test_a_change_of_the_model_is_refused_also_behind_an_eager_call():
-    model, program, _ = spied(Lazy().eval())
-    program(X)
-    model.eps = 0.5
-    assert torch.equal(program.eager(X), model(X))
-    with pytest.raises(ContractError, match=r"self.eps was 1.0, is 0.5"):
-        program(X)
-
-
 def test_threads_and_tasks_have_switches_of_their_own_and_the_stance_is_the_process_s():
     _, program, spy = spied()
     is_inside, is_done = threading.Event(), threading.Event()
@@ -328,7 +318,3 @@ def test_what_the_contract_fixes_need_not_be_passed_and_arguments_keep_their_nam
     ):
         assert torch.equal(program.eager(X), X * 3 + 1)
         assert torch.equal(program.eager(X, 2.0, 1, 1, is_eager=False), X * 2 + 2)
-
-
-def test_it_is_exported():
-    assert torchloom.serve.eager is eager

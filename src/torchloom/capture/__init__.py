@@ -7,10 +7,9 @@ runner for any other backend.
 
 from __future__ import annotations
 
-from torchloom.capture.aot import compile_with_aot
 from torchloom.capture.hooks import GraphHook, WeaveHooks
-from torchloom.capture.inductor import compile_with_inductor
 from torchloom.capture.partition import partition_by_tags
+from torchloom.capture.routes import compile_with_aot, compile_with_inductor
 
 __all__ = [
     "GraphHook",

@@ -9,11 +9,11 @@ The engine uses the same pieces.
 
 from __future__ import annotations
 
-from torchloom.compiler.backend_fn import get_backend_fn
-from torchloom.compiler.config import (
+from torchloom.compiler.backend_fn import (
     COMPILE_CONFIG,
     COMPILE_CONFIG_KEY,
     CompileConfig,
+    get_backend_fn,
     get_compile_config,
 )
 from torchloom.compiler.support import disable, is_compile_supported, is_compiling

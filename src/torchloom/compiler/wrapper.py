@@ -22,8 +22,7 @@ import torch
 from torch import nn
 
 from torchloom._torch.module_calls import compiled_call, is_compiled_module
-from torchloom.compiler.backend_fn import get_backend_fn
-from torchloom.compiler.config import CompileConfig
+from torchloom.compiler.backend_fn import CompileConfig, get_backend_fn
 from torchloom.compiler.support import check_supported
 from torchloom.config import thawed_map
 from torchloom.errors import CompileError, ConfigError

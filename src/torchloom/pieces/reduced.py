@@ -12,7 +12,7 @@ import ctypes
 import dis
 import math
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchloom._torch.generated import check_layout
+from torchloom.bytecode import nested
 
 
 def _assert_tensor_metadata(
@@ -231,14 +232,7 @@ def _loaded(code: types.CodeType) -> set[str]:
     """Return the global names that code looks up."""
     return {
         instruction.argval
-        for each in _codes(code)
+        for each in nested(code)
         for instruction in dis.get_instructions(each)
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)

@@ -21,7 +21,7 @@ from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.calls import keep_calls
 from torchloom.capture.hooks import Bodies, GraphKind
-from torchloom.capture.recomputing import recompute_in_calls
+from torchloom.capture.partition import recompute_in_calls
 from torchloom.costs.timeline import timeline
 from torchloom.graph import Choices, GraphPass, KnownValues, PassContext, split_between
 from torchloom.memory import (

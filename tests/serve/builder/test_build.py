@@ -40,17 +40,6 @@ def test_one_compile_serves_every_size_in_any_order():
             torch.testing.assert_close(program(x), model(x))
 
 
-@pytest.mark.parametrize("first", [1, 2, 7, 64])
-def test_the_first_size_that_is_called_does_not_matter(first):
-    program = build(made(Plain), rows(), backend="eager")
-    x = torch.randn(64, 16)
-    with counter.expect(num_traces=0), torch.no_grad():
-        program(x[:first].contiguous())
-        found = program(x)
-    with torch.no_grad():
-        assert torch.equal(found, made(Plain)(x))
-
-
 def test_a_branch_on_the_size_is_refused_with_line_and_sizes():
     with pytest.raises(ProofError, match=r"batch 1 to 3") as caught:
         build(made(Branching), rows(), shapes="prove", backend="eager")
@@ -153,11 +142,6 @@ def test_gradients_and_training_mode_are_part_of_the_contract():
         program(torch.zeros(4, 16))
 
 
-def test_exact_sizes_have_programs_of_their_own():
-    program = build(made(Plain), rows(), sizes=[1, 8], backend="eager")
-    assert [str(each.box) for each in program.variants] == ["batch 1", "batch 8", "batch 1 to 64"]
-
-
 def test_ranges_have_to_cover_the_contract():
     with pytest.raises(ContractError, match=r"17 has to begin"):
         build(made(Plain), rows(), ranges=[(1, 16), (20, 64)], backend="eager")
@@ -197,27 +181,6 @@ def test_token_ids_are_drawn_below_the_vocabulary():
         assert program(torch.arange(7)).shape == (7, 3)
 
 
-def test_weights_that_change_in_place_are_seen():
-    model = made(Plain)
-    program = build(model, rows(), backend="eager")
-    x = torch.randn(3, 16)
-    with torch.no_grad():
-        model.inner.weight.mul_(2.0)
-        torch.testing.assert_close(program(x), model(x))
-
-
-def test_an_attribute_that_is_set_is_noticed():
-    model = made(Plain)
-    program = build(model, rows(), backend="eager")
-    x = torch.randn(3, 16)
-    with torch.no_grad():
-        model.norm.eps = 0.5
-        with pytest.raises(ContractError, match=r"norm\.eps was 1e-05, is 0\.5"):
-            program(x)
-        model.norm.eps = 1e-5
-        torch.testing.assert_close(program(x), model(x))
-
-
 def test_builds_and_loads_are_events_for_the_record(tmp_path):
     with Recorder() as heard:
         build(made(Branching), rows(), shapes="split", backend="eager", store=tmp_path)
@@ -231,21 +194,6 @@ def test_builds_and_loads_are_events_for_the_record(tmp_path):
     assert built.seconds > 0
     assert loaded.seconds > 0
     assert built.contract.startswith("Contract")
-
-
-def test_an_assertion_of_torch_itself_names_its_line():
-    class Attending(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            heads = x.view(x.shape[0], 2, 2, 4).transpose(1, 2)
-            return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
-
-    program = build(made(Attending), rows(), shapes="split", backend="eager")
-    x = torch.randn(1, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(program(x), made(Attending)(x))
-    for variant in program.variants:
-        for verdict in variant.verdicts:
-            assert "FrameSummary" not in verdict.where
 
 
 def test_what_a_compiler_assumed_of_a_piece_holds_wherever_the_piece_is_used_again():
@@ -317,24 +265,6 @@ def test_a_number_that_a_tensor_holds_is_another_in_each_call():
             model.step.fill_(number)
             at = torch.tensor(number)
             torch.testing.assert_close(program(x, at), model(x, at))
-
-
-class BranchingTwice(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * 2 if x.shape[1] >= 4 else x
-        return x + 1 if x.shape[0] >= 3 else x
-
-
-def test_a_cut_is_told_with_what_it_was_made_for_and_the_first_to_everybody(caplog):
-    contract = Contract({"x": (Dim("a", 1, 8), Dim("b", 1, 9))})
-    with caplog.at_level("INFO", "torchloom"):
-        build(made(BranchingTwice), contract, backend="eager", check="off")
-    cuts = [each for each in caplog.records if "is cut at" in each.getMessage()]
-    causes = [("[3]", "a >= 3"), ("[4]", "b >= 4"), ("[4]", "b >= 4")]
-    for record, (at, cause) in zip(cuts, causes, strict=True):
-        text = record.getMessage()
-        assert f"is cut at {at}" in text and f"last cut by {cause}" in text, text
-    assert [each.levelname for each in cuts] == ["WARNING", "INFO", "INFO"]
 
 
 def test_cuts_are_bounded_and_told_early(monkeypatch, caplog):

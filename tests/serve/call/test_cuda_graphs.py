@@ -244,37 +244,6 @@ def test_what_pieces_hand_on_may_be_written_to():
     assert Tape.made == 2  # by the build, which tries the size; none for new addresses
 
 
-def test_threads_take_turns():
-    """Each thread gets the results of its own arguments: recordings have one place for them."""
-    program = build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
-    model = made(Plain)
-    Tape.pause_s = 0.002
-    inputs = [torch.randn(4, 16) for _ in range(4)]
-    found: list[bool] = []
-
-    def serve(number: int) -> None:
-        with torch.no_grad():
-            wanted = model(inputs[number])
-            found.extend(torch.allclose(program(inputs[number]), wanted) for _ in range(20))
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 80
-
-
-def test_recordings_of_one_program_share_a_pool(tmp_path):
-    build(made(Plain), rows(), sizes=[2, 4], backend="eager", cuda_graphs="full", store=tmp_path)
-    program = load(tmp_path, made(Plain), rows())
-    Tape.pools = []
-    with torch.no_grad():
-        program(torch.randn(2, 16)), program(torch.randn(4, 16))
-    assert len(set(map(id, Tape.pools))) == 1
-    assert len(Tape.pools) == 2
-
-
 @pytest.mark.parametrize("how", ["full", "pieces"])
 def test_the_largest_size_is_recorded_first(how, tmp_path):
     """Smaller recordings find their memory in the pool then."""

@@ -118,22 +118,6 @@ def test_what_helpers_ask_of_tensors_is_asked_of_calls(function, other):
             served(other)
 
 
-class Asking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(16))
-
-    def forward(self, x):
-        return x * (self.weight if self.weight.requires_grad else 1)
-
-
-def test_what_a_module_asks_of_its_own_weights_is_not_asked_of_calls():
-    with torch.no_grad():
-        model = Asking().eval()
-        served = build(model, CONTRACT, backend="eager")
-        torch.testing.assert_close(served(X.clone().requires_grad_()), model(X))
-
-
 SIZES_AND_FLOATS = [
     lambda x: x * 5 if x.shape[0] * 0.1 > 3.65 else x,
     lambda x: x * 5 if x.shape[0] ** 0.5 > 6 else x,

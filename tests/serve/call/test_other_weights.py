@@ -63,23 +63,15 @@ def put(module, name, change):
 REFUSED = {
     # Each of these was computed with the bits of another dtype, before.
     "one norm in float64": lambda m: m.norms[7].double(),
-    "one norm in float16": lambda m: m.norms[7].half(),
-    "the bits of integers": lambda m: setattr(m, "scale", m.scale.to(torch.int32)),
-    "one bias": lambda m: put(m.layers[7], "bias", torch.Tensor.double),
     "a buffer": lambda m: setattr(m, "scale", m.scale.double()),
     "a tensor in a list": lambda m: m.held.__setitem__(0, m.held[0].double()),
     "a sign": lambda m: setattr(m, "scale", torch.randn(16, dtype=torch.cfloat).conj().imag),
-    "strides": lambda m: put(m.layers[4], "weight", turned),
     "strides of one that is assigned": lambda m: setattr(
         m.layers[4], "weight", nn.Parameter(turned(m.layers[4].weight))
     ),
-    "strides of all": lambda m: assigned(m, lambda v: turned(v) if v.dim() == 2 else v),
     "steps": lambda m: put(m.norms[3], "weight", spread),
-    "no steps": lambda m: put(m.layers[3], "bias", lambda v: v[:1].expand(16)),
     "strides of a plain tensor": lambda m: setattr(m, "plain", turned(m.plain)),
-    "sizes": lambda m: setattr(m, "scale", torch.randn(1)),
     "tied weights that are two now": lambda m: assigned(m, torch.clone),
-    "nothing": lambda m: setattr(m.layers[2], "bias", None),
     "another part": lambda m: m.layers.__setitem__(2, nn.Sequential(nn.Linear(16, 16), nn.Tanh())),
 }
 
@@ -107,7 +99,7 @@ def test_other_weights_are_refused_before_anything_ran(change, store):
     assert model.calls == 0
 
 
-@pytest.mark.parametrize("name", ["a buffer", "strides", "sizes", "another part"])
+@pytest.mark.parametrize("name", ["a buffer", "another part"])
 def test_eager_is_asked_for_other_weights(name, store):
     model, change = deep(), REFUSED[name]
     with torch.no_grad():
@@ -124,10 +116,7 @@ def test_eager_is_asked_for_other_weights(name, store):
 
 
 USED = {
-    "values": lambda m: m.scale.mul_(2),
     "data": lambda m: put(m.norms[3], "weight", torch.exp),
-    "parameters": lambda m: setattr(m.norms[3], "weight", nn.Parameter(torch.randn(16))),
-    "plain tensors": lambda m: setattr(m, "plain", torch.randn(16, 16)),
     "a place in another tensor": lambda m: put(
         m.layers[3], "weight", lambda v: torch.cat([v.new_zeros(1), v.flatten()])[1:].view(16, 16)
     ),
@@ -145,16 +134,6 @@ def test_weights_that_look_alike_are_used(change, store):
         torch.testing.assert_close(program(X), model(X), **CLOSE)
         with torch.inference_mode():
             torch.testing.assert_close(program(X), model(X), **CLOSE)
-
-
-def test_with_gradients():
-    model = deep()
-    program = build(model, Contract({"x": (BATCH, 16)}, grad="grad"))
-    model.norms[7].double()
-    with pytest.raises(ContractError, match=r"norms\.7\.weight was"):
-        program(X)
-    model.norms[7].float()
-    torch.testing.assert_close(program(X), model(X), **CLOSE)
 
 
 class Raising(nn.Module):
@@ -203,11 +182,8 @@ def one_more(part):
 
 UNTIED = {
     "a part with a tied weight": lambda m: setattr(m, "outer", one_more(m.outer)),
-    "the other one of them": lambda m: setattr(m, "inner", one_more(m.inner)),
     "a part under two names": lambda m: setattr(m, "again", one_more(m.inner)),
-    "past any method": lambda m: m._modules.__setitem__("again", one_more(m.inner)),
     "a buffer": lambda m: setattr(m, "scale_too", torch.randn(16)),
-    "an attribute": lambda m: setattr(m, "other", torch.randn(16)),
     "an element of a list": lambda m: m.kept.__setitem__(0, torch.randn(16)),
 }
 

@@ -64,23 +64,13 @@ def model():
 EDITS = {
     "a text": lambda m: setattr(m, "active", "other"),
     "an entry of a dict": lambda m: m.scaling.update(one=0.25),
-    "another dict": lambda m: setattr(m, "scaling", {"one": 0.75}),
-    "an item of a list": lambda m: m.order.__setitem__(0, 5),
-    "a longer list": lambda m: m.order.append(3),
-    "a shorter list": lambda m: m.order.pop(),
     "an attribute of a config": lambda m: setattr(m.config, "scale", 3.0),
-    "a list of a config": lambda m: m.config.names.append("c"),
-    "another config": lambda m: setattr(m, "config", Config(4.0)),
     "a deep attribute": lambda m: setattr(m.space.deep, "scale", 3.0),
-    "an integer for a float": lambda m: setattr(m.config, "scale", 2),
     "a part where none was": lambda m: setattr(m, "extra", nn.ReLU().eval()),
-    "a buffer where none was": lambda m: setattr(m, "shift", torch.ones(16)),
     "a part of another class": lambda m: setattr(m, "head", nn.Identity().eval()),
     "an attribute that was not there": lambda m: setattr(m, "debug", True),
-    "a constant of the class, overridden": lambda m: setattr(m, "limit", 4),
     "a method, overridden": lambda m: setattr(m, "bonus", lambda: 2),
     "the mode of a part": lambda m: m.drop.train(),
-    "forward of a part": lambda m: setattr(m.head, "forward", lambda x: x),
     "a hook of a part": lambda m: m.head.register_forward_hook(lambda *_: _[-1] * 2),
 }
 
@@ -154,19 +144,6 @@ def test_a_decorated_model_is_noticed():
         its.active = "other"
         with pytest.raises(ContractError, match="active was 'one', is 'other'"):
             its(X)
-
-
-def test_gradients_follow_weights_that_are_frozen_or_not():
-    its = nn.Linear(16, 4).eval()
-    program = build(its, Contract({"input": (BATCH, 16)}, grad="grad"), backend="eager")
-    for is_wanted in (False, True):
-        its.weight.requires_grad_(is_wanted)
-        its.weight.grad = None
-        try:
-            program(X).sum().backward()
-        except ContractError:
-            continue
-        assert (its.weight.grad is not None) is is_wanted
 
 
 class Lazy(nn.Module):

@@ -274,9 +274,7 @@ def test_numbers_inside_of_records():
             assert torch.equal(program(x, cache), model(x, cache))
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(1, 2), (1.0, 1.0), (2.0, 1.0), (0.0, float("inf")), (float("nan"), 1.0)]
-)
+@pytest.mark.parametrize(("low", "high"), [(1, 2), (2.0, 1.0), (float("nan"), 1.0)])
 def test_floats_that_are_no_range(low, high):
     with pytest.raises(ContractError, match="give two floats, the smaller one first"):
         number(low, high)

@@ -40,9 +40,7 @@ def model():
 EDITS = {
     "fake": ("empty_like(x, dtype=torch.float32)", "empty_like(x, dtype=torch.float64)"),
     "default of its schema": ("by: float = 2.0", "by: float = 3.0"),
-    "another schema": ("plain(Tensor x)", "plain(Tensor y)"),
     "what it writes": ("mutates_args=()", "mutates_args=('x',)"),
-    "a tag": ("mutates_args=()", "mutates_args=(), tags=[torch.Tag.needs_fixed_stride_order]"),
 }
 COUNT = itertools.count()
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from serve.model.edits import FORWARD, HEAD, check, pair, top
+from serve.model.edits import check, pair, top
 from serve.models import rows
 from torchloom.serve import build, load
 
@@ -20,44 +20,13 @@ CASES: dict[str, tuple[str, str]] = {
     "key of a dict": pair(
         "self.d = {'a': 1}", "x * (3 if 'b' in self.d else 2)", "'a': 1", "'a': 1, 'b': 1"
     ),
-    "member of a set": pair("self.s = {1, 2}", "x * (3 if 7 in self.s else 2)", "{1, 2}", "{1, 7}"),
-    "long list": pair(
-        "self.l = list(range(100))",
-        "x * self.l[80]",
-        "list(range(100))",
-        "list(range(80)) + [5] * 20",
-    ),
-    "named tuple": (
-        HEAD
-        + "P = collections.namedtuple('P', 'a b')\n"
-        + FORWARD % ("self.p = P(1, 2)", "x * self.p.b"),
-        HEAD
-        + "P = collections.namedtuple('P', 'b a')\n"
-        + FORWARD % ("self.p = P(1, 2)", "x * self.p.b"),
-    ),
-    "enum value": top("class E(enum.Enum):\n    A = 2\n", "x * E.A.value", "A = 2", "A = 3"),
-    "dtype": pair(
-        "self.t = torch.float32",
-        "(x * 1.001).to(self.t).float()",
-        "= torch.float32",
-        "= torch.bfloat16",
-    ),
     "identity of two attributes": pair(
         "self.a = nn.Parameter(torch.ones(16)); self.b = self.a",
         "x * (2 if self.a is self.b else 3)",
         "self.b = self.a",
         "self.b = nn.Parameter(torch.ones(16))",
     ),
-    "global tensor of another type": top(
-        "W = torch.full((16,), 2.0)\n", "x * W", "2.0)", "3.0, dtype=torch.float64)"
-    ),
     "values of a global tensor": top("W = torch.full((16,), 2.0)\n", "x * W", "2.0)", "3.0)"),
-    "dataclass": top(
-        "import dataclasses\n@dataclasses.dataclass\nclass C:\n    a: int = 2\nc = C()\n",
-        "x * c.a",
-        "= 2",
-        "= 3",
-    ),
     "module list": pair(
         "self.l = nn.ModuleList([nn.ReLU(), nn.Tanh()])",
         "self.l[1](self.l[0](x))",

@@ -17,7 +17,6 @@ from torchloom.serve import Contract, build, tensor
 
 X = torch.randn(3, 16)
 CALLS, TABLE, MEMORY = [], {"n": 0}, torch.zeros(16)
-BOUND = 0
 
 
 class Remembers(nn.Module):
@@ -39,22 +38,6 @@ class Remembers(nn.Module):
         return (self.buffer, self.cache, self.several[0], self.named["one"])
 
 
-class Counts(nn.Module):
-    """Keeps what is no tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls, self.seen, self.last = 0, [], collections.deque(maxlen=2)
-
-    def forward(self, x):
-        if not torch.compiler.is_compiling():
-            self.calls += 1
-            self.seen.append(self.calls)
-            self.last.append(self.calls)
-            self.latest = x
-        return x + 1
-
-
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_buffers_and_plain_tensors_are_as_before_and_then_kept_by_calls(backend):
     model, twin = Remembers().eval(), Remembers().eval()
@@ -65,13 +48,6 @@ def test_buffers_and_plain_tensors_are_as_before_and_then_kept_by_calls(backend)
             torch.testing.assert_close(program(X), twin(X))
         for one, other in zip(model.held(), twin.held(), strict=True):
             torch.testing.assert_close(one, other)
-
-
-def test_attributes_are_as_before():
-    model = Counts().eval()
-    build(model, rows(), backend="eager", shapes="bucket", sizes=[8, 64])
-    assert (model.calls, model.seen, list(model.last)) == (0, [], [])
-    assert not hasattr(model, "latest")
 
 
 def test_generators_are_as_before():
@@ -96,12 +72,11 @@ def test_generators_are_as_before():
         assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("wants", [False, True])
-def test_an_argument_gets_its_gradient(backend, wants):
+def test_an_argument_gets_its_gradient(wants):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
-    program = build(model, Contract({"input": tensor(BATCH, 16)}, grad="grad"), backend=backend)
+    program = build(model, Contract({"input": tensor(BATCH, 16)}, grad="grad"))
     found, wanted = (X.clone().requires_grad_(wants) for _ in "ab")
     program(found).square().sum().backward()
     ours = [param.grad.clone() for param in model.parameters()]
@@ -114,16 +89,15 @@ def test_an_argument_gets_its_gradient(backend, wants):
         torch.testing.assert_close(found.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("store", [False, True])
-def test_tensors_that_forward_computes_from_numbers(store, tmp_path):
+def test_tensors_that_forward_computes_from_numbers(tmp_path):
     class Literal(nn.Module):
         def forward(self, x):
             return x * torch.tensor([float(i) for i in range(16)]) + torch.tensor(list(range(16)))
 
     model = Literal().eval()
     with torch.no_grad():
-        for _ in range(1 + store):
-            program = build(model, rows(), backend="inductor", store=tmp_path if store else None)
+        for _ in range(2):  # built, then loaded
+            program = build(model, rows(), backend="inductor", store=tmp_path)
             torch.testing.assert_close(program(X), model(X))
 
 
@@ -192,12 +166,6 @@ def test_a_function_that_names_a_model_leaves_it_as_before():
         torch.testing.assert_close(program(X), Remembers().eval()(X))
 
 
-def bind(x):
-    global BOUND  # noqa: PLW0603 - what is tested
-    BOUND += 1
-    return x
-
-
 def counting():
     n = 0
 
@@ -210,8 +178,6 @@ def counting():
 
 
 WRITES = {
-    "global BOUND": bind,
-    "global CALLS": lambda x: (CALLS.append(1), x)[1],
     "global TABLE": lambda x: (TABLE.update(n=TABLE["n"] + 1), x)[1],
     "global MEMORY": lambda x: x + MEMORY.add_(1),
     "closure's n": counting(),

@@ -64,33 +64,20 @@ def cold(tmp_path_factory) -> tuple[Path, torch.Tensor]:
 
 
 def test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bits(cold, tmp_path):
-    folder, wanted = cold
+    """Also from a store that was moved, for another home."""
+    built, wanted = cold
+    folder = tmp_path / "moved"
+    shutil.copytree(built / "store", folder / "store")
+    shutil.copy(built / "ids.pt", folder / "ids.pt")
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\necho called >> {tmp_path}/calls\nexec g++ "$@"\n')
     compiler.chmod(0o755)
-    done = child(WARM, folder, CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"))
+    cache = str(tmp_path / "empty")
+    done = child(WARM, folder, HOME=str(tmp_path), CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=cache)
     assert done.stdout.strip() == "warm", done.stderr
     assert torch.equal(torch.load(folder / "found.pt"), wanted)
     assert not (tmp_path / "calls").exists()
     assert not list((tmp_path / "empty").rglob("*.so"))
-
-
-def test_a_moved_store_another_home_and_no_compiler_are_a_hit(cold, tmp_path):
-    folder, wanted = cold
-    shutil.copytree(folder / "store", tmp_path / "moved" / "store")
-    shutil.copy(folder / "ids.pt", tmp_path / "moved" / "ids.pt")
-    home = tmp_path / "home"
-    home.mkdir()
-    done = child(
-        WARM,
-        tmp_path / "moved",
-        HOME=str(home),
-        CXX="/nonexistent",
-        UNRELATED="1",
-        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"),
-    )
-    assert done.stdout.strip() == "warm", done.stderr
-    assert torch.equal(torch.load(tmp_path / "moved" / "found.pt"), wanted)
 
 
 def test_building_again_loads(cold):
@@ -203,18 +190,6 @@ def test_a_file_that_is_edited_after_its_import_is_not_stored(tmp_path, monkeypa
     assert "late_edit.py, which was edited" in program.variants[0].why_not_stored
 
 
-def test_damaged_objects_are_refused_and_built_again(tmp_path):
-    build(made(Plain), rows(), backend="eager", store=tmp_path)
-    for path in (tmp_path / "objects").rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(ArtifactError, match="damaged"):
-        load(tmp_path, made(Plain))
-    with counter.expect(num_compiles=1, num_saves=1):
-        build(made(Plain), rows(), backend="eager", store=tmp_path)
-    load(tmp_path, made(Plain))
-
-
 @pytest.mark.parametrize(
     ("factor", "value", "text"),
     [
@@ -248,8 +223,8 @@ RACE = """
 """
 
 
-@pytest.mark.parametrize("num_others", [3, 7])
-def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path, num_others):
+def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path):
+    num_others = 3
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     command = [sys.executable, "-c", textwrap.dedent(RACE)]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchloom import envs
 from torchloom._torch.modes import modes_kept
 from torchloom.errors import ArtifactError, ContractError, ServeError
-from torchloom.serve.builder.load import fit_in_trace
+from torchloom.serve.builder.load import Saved, fit_in_trace
 from torchloom.serve.builder.options import BuildOptions, Ranges, Shapes, Sizes, check_options
 from torchloom.serve.builder.pieces.inductor_options import resolved
 from torchloom.serve.call.cuda_graphs import CudaGraphs
@@ -25,7 +25,6 @@ from torchloom.serve.model.snapshot import generators_kept
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
 from torchloom.serve.store.misses import Compare, fit_of, key_of, why_miss
-from torchloom.serve.store.saved import Saved
 
 if TYPE_CHECKING:
     from torchloom.serve.builder.builder import Builder

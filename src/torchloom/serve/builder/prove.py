@@ -1,8 +1,8 @@
-"""Evaluate what a trace assumed of sizes for each size of a contract.
+"""Evaluates what a trace assumed of sizes for each size of a contract, and words what fails.
 
 Every guard on sizes is evaluated for every size: for every combination where several sizes vary and there are not too
 many, else for some, and then each call asks again. A guard that fails somewhere is reported at build time, with the
-line that asked, the sizes for which it fails, and where the range would have to be cut.
+line that asked, the sizes for which it fails, where the range would have to be cut, and what else can be done.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchloom.pieces.symbols import SizeGuard
+from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.dims import Derived, Dim, Float, code_of
+from torchloom.serve.model.target import Target
 
 _MOST_POINTS = 200_000
 """Combinations that are all tried; of more, the corners and random ones."""
@@ -204,3 +209,80 @@ def _points(dims: Sequence[Dim], seed: int) -> tuple[Iterator[dict[str, int]], b
 
 def _named(dims: Sequence[Dim], row: Sequence[int]) -> dict[str, int]:
     return {dim.name: size for dim, size in zip(dims, row, strict=True)}
+
+
+def why_not_proven(target: Target, box: Box, failed: Collection[ProofVerdict]) -> str:
+    """Say what fails, for which sizes, where, and what can be done.
+
+    Args:
+        target: the model.
+        box: the sizes that it was to be one program for.
+        failed: the conditions that do not hold for all of them.
+    """
+    lines = [f"{target.name} is not the same program for all of {box}:"]
+    for verdict in list(failed)[:5]:
+        where = f"\n    at {verdict.where}" if verdict.where else ""
+        lines.append(f"  not true for {show_sizes(verdict.failing)}: {verdict.guard}{where}")
+    if len(failed) > 5:
+        lines.append(f"  and {len(failed) - 5} more")
+    lines.append(
+        "Move the decision out of the model, hide it in an operator (torchloom.custom_op), leave these "
+        "sizes out of the contract, or let shapes='split' compile the parts apart."
+    )
+    lines += multiples_to_promise("\n".join(lines))
+    return "\n".join(lines)
+
+
+def why_not_compiled(target: Target, box: Box, shapes: str, error: BaseException) -> str:
+    """Say in one sentence what a compiler's error is about: its reason, operator, line, and what else may work."""
+    text = str(error)
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    operator = re.search(r"^\s*target: (\S+)", text, re.MULTILINE)
+    at = f" of {operator[1]}" if operator else ""
+    at += _last_place(text)
+    others = {
+        "split": "cuts ranges where sizes differ",
+        "unbacked": "assumes nothing of sizes",
+        "bucket": "compiles exact sizes, and pads smaller calls",
+    }
+    ways = ", ".join(f"shapes={name!r} ({what})" for name, what in others.items() if name != shapes)
+    return (
+        f"{target.name} cannot be compiled for {box} with shapes={shapes!r} because{at} the compiler says "
+        f"{type(error).__name__}: {reason[:300]}; {ways} may work, as may the operator in one of your own "
+        "(torchloom.custom_op)"
+    )
+
+
+def decision_by_value(target: Target, error: BaseException) -> str:
+    """Say in one sentence that a model decides by a number that a tensor holds; nothing where an error is about more."""
+    text = str(error)
+    decision = re.search(r"Could not guard on data-dependent expression (.+?) \(unhinted", text)
+    if decision is None:
+        return ""
+    return (
+        f"{target.name} decides by a number that a tensor holds{_last_place(text)} ({decision[1]}), and one program cannot "
+        "go both ways: compute both and choose with torch.where, or give the number as an argument, which the contract "
+        "describes by a Dim or number(low, high)"
+    )
+
+
+def _last_place(text: str) -> str:
+    """Return the innermost line outside of torch that an error names."""
+    places = [
+        f"{path}:{line} in {function}"
+        for path, line, function in re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
+        if not path.startswith(_TORCH)
+    ]
+    return f" at {places[-1]}" if places else ""
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def multiples_to_promise(text: str) -> list[str]:
+    """Return the advice for conditions of torch's that ask whether a size is a multiple of a number."""
+    numbers = dict.fromkeys(re.findall(r"Eq\(Mod\(\w+, (\d+)\), 0\)", text))
+    return [
+        f"If sizes are multiples of {number}, promise it: Dim(..., multiple_of={number})"
+        for number in numbers
+    ]

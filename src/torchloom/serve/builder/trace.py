@@ -18,8 +18,12 @@ from torchloom.pieces.fullgraph import FullGraph, capture_full
 from torchloom.pieces.symbols import SizeGuard
 from torchloom.serve.builder.argument_guards import asked_of
 from torchloom.serve.builder.pieces.piece import graph_digest
-from torchloom.serve.builder.proof_errors import decision_by_value, multiples_to_promise
-from torchloom.serve.builder.prove import ProofVerdict, prove
+from torchloom.serve.builder.prove import (
+    ProofVerdict,
+    decision_by_value,
+    multiples_to_promise,
+    prove,
+)
 from torchloom.serve.call.conditions import Asked
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torchloom.errors import ContractError
-from torchloom.serve.contract.conditions import SpecConditions, argument_at, why_refused
 from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
 from torchloom.serve.contract.specs import (
     AnySpec,
@@ -50,12 +49,10 @@ class Contract:
     Example:
         >>> batch = Dim("batch", 1, 64)
         >>> contract = Contract({"x": (batch, 16)})
-        >>> contract.sizes_of({"x": torch.zeros(5, 16)})
-        {'batch': 5}
-        >>> contract.sizes_of({"x": torch.zeros(65, 16)})
-        Traceback (most recent call last):
-            ...
-        torchloom.errors.ContractError: size 0 of 'x' (batch) is 65, the contract allows 1 to 64
+        >>> contract
+        Contract(x: float32[batch, 16]; batch 1 to 64)
+        >>> contract.example({"batch": 5})["x"].shape
+        torch.Size([5, 16])
     """
 
     def __init__(
@@ -109,31 +106,6 @@ class Contract:
     def _leaves(self) -> Iterator[tuple[str, TensorSpec | NumberSpec]]:
         for name, spec in self.args.items():
             yield from leaves(name, spec)
-
-    def sizes_of(self, args: Mapping[str, Any]) -> dict[str, int]:
-        """Return the varying sizes of a call's arguments, and its whole numbers that vary.
-
-        Raises:
-            ContractError: the call breaks the contract; the text names argument, size and range.
-        """
-        missing = {
-            path
-            for path, spec in self.tensors()
-            if argument_at(args, path) is None and spec.optional
-        }
-        scope: dict[str, Any] = {}
-        asks = SpecConditions(scope, missing)
-        values: dict[str, Any] = {}
-        for number, (name, value) in enumerate({**dict.fromkeys(self.args), **args}.items()):
-            values[f"a{number}"] = value
-            if name in self.args:
-                asks.add(name, f"a{number}", self.args[name])
-            elif name in self.fixed:
-                why = f"the contract fixes it to {self.fixed[name]!r}"
-                asks.add_value(name, f"a{number}", self.fixed[name], why)
-        if refusal := why_refused(asks.found, scope, values):
-            raise ContractError(refusal)
-        return {name: values[variable] for name, variable in asks.sizes.items()}
 
     def example(
         self,

@@ -9,12 +9,48 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchloom.errors import ContractError
 
 
+class _Linear:
+    """What both kinds of sizes do: each is `factor * dim + offset`."""
+
+    @property
+    def text(self: Dim | Derived) -> str:
+        """The size in words."""
+        times = f"{self.factor}*" if self.factor > 1 else ""
+        return f"{times}{self.dim.name}{self.offset:+d}" if self.offset else times + self.dim.name
+
+    def of(self: Dim | Derived, value: int) -> int:
+        """Return the size where the dim has a value."""
+        return self.factor * value + self.offset
+
+    def value_at(self: Dim | Derived, size: int) -> int | None:
+        """Return the dim's value where this size is given; None if there is none."""
+        value, rest = divmod(size - self.offset, self.factor)
+        return value if rest == 0 and value in self.dim else None
+
+    def __mul__(self: Dim | Derived, factor: int) -> Derived:
+        """Return a size so many times as large."""
+        return Derived(self.dim, self.factor * factor, self.offset * factor)
+
+    __rmul__ = __mul__
+
+    def __add__(self: Dim | Derived, offset: int) -> Derived:
+        """Return a size larger by so many."""
+        return Derived(self.dim, self.factor, self.offset + offset)
+
+    __radd__ = __add__
+
+    def __sub__(self: Dim | Derived, offset: int) -> Derived:
+        """Return a size smaller by so many."""
+        return Derived(self.dim, self.factor, self.offset - offset)
+
+
 @dataclass(frozen=True)
-class Dim:
+class Dim(_Linear):
     """A size, or a whole number, that varies; both ends included.
 
     Args:
@@ -39,6 +75,8 @@ class Dim:
     min: int
     max: int
     multiple_of: int = 1
+    factor: ClassVar[int] = 1
+    offset: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         """Check the range."""
@@ -89,38 +127,9 @@ class Dim:
         """Itself, as of every size that follows from it."""
         return self
 
-    @property
-    def text(self) -> str:
-        """The size in words."""
-        return self.name
-
-    def of(self, value: int) -> int:
-        """Return the size where the dim has a value: just that."""
-        return value
-
-    def value_at(self, size: int) -> int | None:
-        """Return the dim's value where this size is given; None if it is not allowed."""
-        return size if size in self else None
-
-    def __mul__(self, factor: int) -> Derived:
-        """Return a size so many times as large."""
-        return Derived(self, factor, 0)
-
-    __rmul__ = __mul__
-
-    def __add__(self, offset: int) -> Derived:
-        """Return a size larger by so many."""
-        return Derived(self, 1, offset)
-
-    __radd__ = __add__
-
-    def __sub__(self, offset: int) -> Derived:
-        """Return a size smaller by so many."""
-        return Derived(self, 1, -offset)
-
 
 @dataclass(frozen=True)
-class Derived:
+class Derived(_Linear):
     """A size that follows from another: `factor * dim + offset`.
 
     Example:
@@ -141,39 +150,8 @@ class Derived:
                 f"{self.factor!r} * {self.dim.name} + {self.offset!r} is none"
             )
 
-    @property
-    def text(self) -> str:
-        """The size in words."""
-        times = f"{self.factor}*" if self.factor > 1 else ""
-        return f"{times}{self.dim.name}{self.offset:+d}" if self.offset else times + self.dim.name
-
     def __repr__(self) -> str:
         return self.text
-
-    def of(self, value: int) -> int:
-        """Return the size where the dim has a value."""
-        return self.factor * value + self.offset
-
-    def value_at(self, size: int) -> int | None:
-        """Return the dim's value where this size is given; None if there is none."""
-        value, rest = divmod(size - self.offset, self.factor)
-        return value if rest == 0 and value in self.dim else None
-
-    def __mul__(self, factor: int) -> Derived:
-        """Return a size so many times as large."""
-        return Derived(self.dim, self.factor * factor, self.offset * factor)
-
-    __rmul__ = __mul__
-
-    def __add__(self, offset: int) -> Derived:
-        """Return a size larger by so many."""
-        return Derived(self.dim, self.factor, self.offset + offset)
-
-    __radd__ = __add__
-
-    def __sub__(self, offset: int) -> Derived:
-        """Return a size smaller by so many."""
-        return Derived(self.dim, self.factor, self.offset - offset)
 
 
 def name_in_code(path: str) -> str:

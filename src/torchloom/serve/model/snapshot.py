@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchloom.bytecode import nested
 from torchloom.errors import ServeError
 from torchloom.serve.model.target import Target
 
@@ -187,14 +188,8 @@ def _is_known(module: str) -> bool:
 @functools.cache
 def _globals_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the globals that code reads or sets."""
-    inner = (
-        name
-        for each in code.co_consts
-        if isinstance(each, types.CodeType)
-        for name in _globals_in(each)
-    )
-    own = (each.argval for each in dis.get_instructions(code) if each.opname.endswith("_GLOBAL"))
-    return tuple(dict.fromkeys([*own, *inner]))
+    steps = (step for each in nested(code) for step in dis.get_instructions(each))
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname.endswith("_GLOBAL")))
 
 
 def _holder(value: Any) -> Any:

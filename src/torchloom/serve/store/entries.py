@@ -1,4 +1,4 @@
-"""Entries of a store: a program as plain data and names of objects, and made runnable again.
+"""Writes a program as an entry of a store, plain data and names of objects, and makes it runnable again.
 
 Nothing here imports a compiler: a process that loads programs does not pay for one.
 """
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.inductor import why_cache_is_open
+from torchloom._torch.stored import graph_from_bytes as load_graph
+from torchloom._torch.stored import graph_to_bytes, is_made_by_dynamo
 from torchloom.errors import ArtifactError
 from torchloom.pieces.build import Built, load_piece
-from torchloom.pieces.graphs import dump_graph, load_graph
 from torchloom.pieces.plain import PlainGraph, run_plain
 from torchloom.pieces.shell import Shell
 from torchloom.serve.call.eager import why_enforced
@@ -33,6 +34,24 @@ from torchloom.serve.counter import counter
 from torchloom.serve.model.fingerprint import Fingerprint
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.folder import Store
+
+__all__ = ["dump_graph", "load_graph"]
+
+
+def dump_graph(graph_module: fx.GraphModule) -> bytes:
+    """Return a graph of public operators as bytes.
+
+    Raises:
+        ValueError: it calls functions that Dynamo made while it traced, such as those for NumPy's.
+    """
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and is_made_by_dynamo(node.target):
+            raise ValueError(f"{node.target!r} exists in the process that traced it alone")
+    for node in graph_module.graph.nodes:
+        for name in ("nn_module_stack", "source_fn_stack", "example_value", "stack_trace"):
+            node.meta.pop(name, None)
+    return graph_to_bytes(graph_module)
+
 
 Call = Callable[..., Any]
 

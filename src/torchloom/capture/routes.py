@@ -1,21 +1,23 @@
-"""The route for every backend but Inductor: our partitioner, our boxed runner.
+"""Compiles a Dynamo graph, woven by hooks: through an unmodified Inductor, or through AOTAutograd for any other backend.
 
-AOTAutograd traces the joint graph; the hooks rewrite it before and after min-cut splits it. The
-graphs then run as FX code that drops each value after its last use, or go to another compiler.
+Inductor is reached through its own hooks. In the other route AOTAutograd traces the joint graph; the hooks rewrite it
+before and after min-cut splits it. The graphs then run as FX code that drops each value after its last use, or go to
+another compiler.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from torchloom._torch.aot import BoxedCodeGen, aot_compile, boxed
+from torchloom._torch.inductor import inductor_compile
 from torchloom._torch.partition import min_cut_partition
-from torchloom.capture.calls import call_boxed, name_calls, split_joint
-from torchloom.capture.hooks import GraphKind, WeaveHooks
+from torchloom.capture.calls import call_boxed, name_calls, prepare_calls, split_joint
+from torchloom.capture.hooks import GraphHook, GraphKind, SplitHook, WeaveHooks, kind_of
 from torchloom.ops.regions import known_bodies
 
 Lower = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -82,3 +84,55 @@ def run_boxed(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     run._boxed_call = True  # type: ignore[attr-defined]  how AOTAutograd recognises the convention
     return run
+
+
+def compile_with_inductor(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    hooks: WeaveHooks,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor, woven by `hooks`.
+
+    Args:
+        gm: the graph that Dynamo captured.
+        example_inputs: its inputs.
+        hooks: the rewrites and their key.
+        options: more Inductor settings, which win over ours except for the hooks.
+    """
+
+    def joint(graph: fx.GraphModule) -> None:
+        hooks.joint(graph, "joint")
+        if kind_of(graph) == "inference":  # which no partitioner sees
+            name_calls(graph.graph, hooks.bodies)
+
+    def lowered(graph: fx.GraphModule) -> None:
+        hooks.phase("rest")
+        hooks.lowered(graph, kind_of(graph))
+        prepare_calls(graph, hooks.phase)
+
+    patches = {
+        # The order of the woven graph is the plan; this pass would move transfers to other places.
+        "reorder_for_peak_memory": False,
+        **(options or {}),
+        "joint_custom_pre_pass": GraphHook(joint, _named("joint", hooks.key)),
+        "post_grad_custom_post_pass": GraphHook(lowered, _named("lowered", hooks.key)),
+    }
+    if hooks.partition is not None or hooks.bodies:
+
+        def split(graph: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+            return split_joint(graph, inputs, hooks, min_cut_partition, **settings)
+
+        patches["custom_partitioner_fn"] = SplitHook(split, _named("split", hooks.key))
+    return inductor_compile(
+        gm,
+        example_inputs,
+        patches,
+        hooks.compiled,
+        backward_at_once=hooks.backward_at_once,
+        around=lambda: known_bodies(hooks.bodies),
+    )
+
+
+def _named(stage: str, key: str | None) -> str | None:
+    return None if key is None else f"{stage}-{key}"
