@@ -17,7 +17,7 @@ import torchloom
 from support.private_names import is_private, paths_in, private_attributes, trees_of, words_in
 from torchloom._torch.resolve import why_missing
 from torchloom._torch.table import FACTS, NAMES, PATCHES
-from torchloom._torch.table.records import PrivateName
+from torchloom._torch.table.patches import PrivateName
 
 HOUSE = Path(torchloom.__path__[0])
 ROWS = {row.name: row for row in NAMES}

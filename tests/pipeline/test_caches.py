@@ -169,10 +169,10 @@ def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:
     "file",
     [
         "capture/partition.py",
-        "passes/zero3.py",
+        "passes/zero.py",
         *(
             pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("_torch/partition.py", "pieces/wrapper.py", "pipeline/planning.py")
+            for each in ("_torch/aot.py", "pieces/wrapper.py", "pipeline/planning.py")
         ),
     ],
 )

@@ -29,7 +29,7 @@ from torchloom.plan import (
 from torchloom.plan.form import form_of
 from torchloom.plan.frontier import FrontierPoint
 from torchloom.plan.recompute import _TriedPoints
-from torchloom.plan.traffic import GatheredWeight, Traffic
+from torchloom.plan.transfer_sizes import GatheredWeight, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))
 NUM_BUDGETS = 40

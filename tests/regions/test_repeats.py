@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.regions.repeats import Stretch, longest_stretch
+from torchloom.regions.find import Stretch, longest_stretch
 
 
 def labels(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.facts import guards_requires_grad
+from torchloom._torch.dynamo import guards_requires_grad
 
 _TORCH_LIMIT = 8
 """The default of `torch._dynamo.config.recompile_limit`; another value was chosen by the user."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from torchloom._torch.aot import min_cut_partition
 from torchloom._torch.inductor import inductor_compile
-from torchloom._torch.partition import min_cut_partition
 from torchloom.capture.calls import name_calls, prepare_calls, split_joint
 from torchloom.capture.hooks import GraphHook, SplitHook, WeaveHooks, kind_of
 from torchloom.ops.regions import known_bodies

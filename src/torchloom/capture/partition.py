@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom._torch import partition as torch_partition
+from torchloom._torch import aot as torch_partition
 from torchloom.graph import draws, forward_nodes, is_view, value_of
 
 _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 import torch.distributed as dist
 
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 from torchloom.exchange.base import late, named, unnamed
 
 _POLL_S, _MOST_POLL_S = 0.0005, 0.05

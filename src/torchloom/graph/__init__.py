@@ -6,10 +6,15 @@ Passes import these helpers, so a pass holds only its decisions.
 from __future__ import annotations
 
 from torchloom.graph.activations import (
+    GraphSplit,
     draws,
     droppable,
     forward_nodes,
+    live_bytes,
     movable,
+    outputs_of,
+    split_between,
+    split_of,
 )
 from torchloom.graph.alias import (
     argument,
@@ -30,6 +35,7 @@ from torchloom.graph.contract import (
     options_of,
 )
 from torchloom.graph.edit import (
+    KnownValues,
     call,
     front_as,
     move_after,
@@ -38,7 +44,6 @@ from torchloom.graph.edit import (
     replace,
     tag,
 )
-from torchloom.graph.liveness import live_bytes
 from torchloom.graph.nodes import (
     args_of,
     find,
@@ -52,9 +57,7 @@ from torchloom.graph.nodes import (
     tensors_in,
     value_of,
 )
-from torchloom.graph.split import GraphSplit, outputs_of, split_between, split_of
 from torchloom.graph.text import graph_digest, graph_text, op_counts
-from torchloom.graph.trial import KnownValues
 from torchloom.graph.writes import is_in_place_name, is_only_read, overloads_of, written
 
 __all__ = [

@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchloom import envs
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 from torchloom.errors import ConfigError, PeerLostError
 from torchloom.launch.loopback import is_loopback, serve_store
 from torchloom.log import get_logger

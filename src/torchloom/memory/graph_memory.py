@@ -16,8 +16,7 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import args_of, is_view_op, value_of, viewed
-from torchloom.memory.storages import Storage, storages_of
-from torchloom.memory.transit import Transit
+from torchloom.memory.storages import Storage, Transit, storages_of
 from torchloom.memory.workspace import Probed
 from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
 

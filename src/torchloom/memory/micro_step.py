@@ -17,11 +17,10 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.facts import keeps_tangents
+from torchloom._torch.dynamo import keeps_tangents
 from torchloom.graph import value_of
 from torchloom.memory.graph_memory import GraphMemory, Probe, graph_memory_of
-from torchloom.memory.storages import Storage, storages_of
-from torchloom.memory.transit import Transit, regathered_at
+from torchloom.memory.storages import Storage, Transit, regathered_at, storages_of
 
 
 @dataclass(slots=True)

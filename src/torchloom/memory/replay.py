@@ -19,7 +19,7 @@ from torchloom._torch.tensors import fake_mode, layout_hint, size_hint
 from torchloom.graph import value_of
 from torchloom.memory.ledger import Ledger
 from torchloom.memory.micro_step import RESULTS, is_kept
-from torchloom.memory.transit import Transit, Weight
+from torchloom.memory.storages import Transit, Weight
 from torchloom.memory.workspace import WorkspaceTable
 from torchloom.pieces.wrapper import load_wrapper
 

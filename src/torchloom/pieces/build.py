@@ -17,12 +17,14 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.library_loading import before_codegen, given_libraries, watched_libraries
 from torchloom._torch.standalone import (
     WantsConstantError,
+    before_codegen,
     build_settings,
     compile_alone,
+    given_libraries,
     load_artifact,
+    watched_libraries,
 )
 from torchloom.errors import ServeError
 from torchloom.pieces.libraries import with_suffix

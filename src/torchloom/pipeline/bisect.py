@@ -22,7 +22,7 @@ from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.graph import GraphPass
 from torchloom.inspect.live.target import target_of, twin_of
 from torchloom.pipeline.backend import weave
-from torchloom.pipeline.presets import PRESETS
+from torchloom.pipeline.registry import PRESETS
 from torchloom.shard import is_sharded, layout_of
 
 _STAGES = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")

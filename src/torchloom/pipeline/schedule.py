@@ -18,18 +18,19 @@ from torchloom.config.kinds import RefusedError
 from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
+from torchloom.memory.measure import device_bytes
 from torchloom.passes import PASSES
-from torchloom.pipeline.device import device_bytes
-from torchloom.pipeline.presets import (
+from torchloom.pipeline.registry import (
     ALIASES,
     BASIS,
     COMMUNICATION,
     FUNCTIONS,
     NO_OPS,
     PRESETS,
+    REGISTRY,
     SECOND_HALF,
+    PassRegistry,
 )
-from torchloom.pipeline.registry import REGISTRY, PassRegistry
 
 logger = get_logger(__name__)
 

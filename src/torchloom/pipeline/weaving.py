@@ -26,14 +26,14 @@ from torchloom.errors import RegionError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, expanded, micro_step
+from torchloom.memory.measure import default_budget_bytes
 from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
-from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.keys import identity_of, is_built_in
 from torchloom.pipeline.manager import PassManager
-from torchloom.pipeline.options import option_of
 from torchloom.pipeline.outlining import outline_graph
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
+from torchloom.pipeline.registry import option_of
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import CompileSetup
 from torchloom.plan import GraphPlan

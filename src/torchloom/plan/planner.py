@@ -15,9 +15,8 @@ from torchloom.graph import graph_digest
 from torchloom.memory import Transit, WorkspaceTable
 from torchloom.plan.follow import followed
 from torchloom.plan.form import GraphForm, form_of
-from torchloom.plan.limits import CodeOverhead, PlanLimits
 from torchloom.plan.model import GraphPlan, Plan
-from torchloom.plan.problem import KeptOnDevice, PlanningProblem
+from torchloom.plan.problem import CodeOverhead, KeptOnDevice, PlanLimits, PlanningProblem
 from torchloom.plan.search import best_plan
 from torchloom.plan.states import HostStates
 from torchloom.plan.trials import NOTICEABLE

@@ -11,8 +11,17 @@ nothing.
 
 from __future__ import annotations
 
-from torchloom.races.check import Race, find_races
-from torchloom.races.events import ENGINES, Event, Free, Start, TransferSchedule, Use, WaitFor
+from torchloom.races.check import (
+    ENGINES,
+    Event,
+    Free,
+    Race,
+    Start,
+    TransferSchedule,
+    Use,
+    WaitFor,
+    find_races,
+)
 from torchloom.races.gradients import Reductions, Unreduced, find_unreduced, reductions_of
 from torchloom.races.graphs import GraphSchedule, schedule_of
 

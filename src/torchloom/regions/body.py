@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.aot import prepare_joint
 from torchloom._torch.bodies import AmbientAutocast, TracedPart, trace_part
 from torchloom._torch.dynamo import is_restart
-from torchloom._torch.partition import prepare_joint
 from torchloom._torch.tensors import fake_like
 from torchloom.errors import RegionError
 from torchloom.graph import args_of, lower_readers, read_lower, value_of

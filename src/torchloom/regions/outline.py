@@ -21,10 +21,9 @@ from torchloom._torch.bodies import EXIT_AUTOCAST
 from torchloom._torch.tensors import symbols_in
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.ops.regions import region
-from torchloom.regions.checkpoints import hoist_gathers
 from torchloom.regions.find import Part, find_regions
 from torchloom.regions.labels import graph_form, is_weight, traced_value
-from torchloom.regions.normalize import compute_where_read, drop_identities
+from torchloom.regions.normalize import compute_where_read, drop_identities, hoist_gathers
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
 """(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""

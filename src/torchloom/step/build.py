@@ -20,8 +20,8 @@ from torchloom.deepcompile.site import Book
 from torchloom.events import StandingFound
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
-from torchloom.pipeline.options import option_of
 from torchloom.pipeline.ragged import SharedPlan
+from torchloom.pipeline.registry import option_of
 from torchloom.runtime import Communicator
 from torchloom.runtime.lines import tell_graph
 from torchloom.shard import owners_of
