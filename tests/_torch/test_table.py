@@ -96,13 +96,6 @@ def test_private_torch_is_named_behind_the_door_alone() -> None:
     assert found == set()
 
 
-def test_rows_say_something() -> None:
-    assert len(ROWS) == len(NAMES), "a name has two rows"
-    for row in NAMES:
-        assert row.without, row
-        assert row.name.startswith("torch."), row
-
-
 def test_no_row_is_a_module() -> None:
     """It would stand for all that is in the module."""
     for name, row in ROWS.items():

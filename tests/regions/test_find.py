@@ -152,15 +152,6 @@ def test_a_result_that_shows_the_memory_of_an_operand_is_refused() -> None:
                 assert node.meta["example_value"].untyped_storage()._cdata not in storages
 
 
-def test_elementwise_chains_are_no_layers() -> None:
-    def chain(x):
-        for _ in range(12):
-            x = torch.tanh(x) + 1
-        return x
-
-    assert regions(chain, torch.randn(3)).groups == ()
-
-
 def test_attention_masks_of_two_kinds_are_operands() -> None:
     class Windows(nn.Module):
         def __init__(self) -> None:
