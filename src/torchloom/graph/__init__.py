@@ -10,6 +10,7 @@ from torchloom.graph.activations import (
     draws,
     droppable,
     forward_nodes,
+    inner_owners,
     live_bytes,
     movable,
     outputs_of,
@@ -57,7 +58,7 @@ from torchloom.graph.nodes import (
     tensors_in,
     value_of,
 )
-from torchloom.graph.text import graph_digest, graph_text, op_counts
+from torchloom.graph.text import digest_of, graph_digest, graph_text, op_counts
 from torchloom.graph.writes import is_in_place_name, is_only_read, overloads_of, written
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "args_of",
     "argument",
     "call",
+    "digest_of",
     "draws",
     "droppable",
     "find",
@@ -79,6 +81,7 @@ __all__ = [
     "front_as",
     "graph_digest",
     "graph_text",
+    "inner_owners",
     "is_fetched",
     "is_in_place_name",
     "is_on_host",

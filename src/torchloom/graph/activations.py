@@ -121,18 +121,31 @@ def movable(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     floating-point tensors, symbolic and empty shapes, results of torchloom's own operators, and
     whatever shares memory with a graph input or output: parameters, the loss.
     """
+    owner = inner_owners(graph)
+    plain = {node: _is_plain(node) for node in set(owner.values())}
+    return {node: root for node, root in owner.items() if plain[root]}
+
+
+def inner_owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return each node that shares no memory with an input or a result, with the node that owns its memory.
+
+    Owners are calls, and not of torchloom's own operators.
+    """
     owner = owners(graph)
     ends = [*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes]
     fixed = {owner[node] for node in ends if node in owner}
-    plain = {node: node not in fixed and _is_plain(node) for node in set(owner.values())}
-    return {node: root for node, root in owner.items() if plain[root]}
+    return {
+        node: root
+        for node, root in owner.items()
+        if root not in fixed and root.op == "call_function"
+        if getattr(root.target, "namespace", "") != "torchloom"
+    }
 
 
 def _is_plain(node: fx.Node) -> bool:
     """Say whether a node is a floating-point tensor of known shape that fills its storage."""
     value = value_of(node)
-    is_ours = getattr(node.target, "namespace", "") == "torchloom"
-    if node.op != "call_function" or is_ours or value is None or not value.is_floating_point():
+    if value is None or not value.is_floating_point():
         return False
     sizes = (*value.shape, *value.stride(), value.storage_offset())
     if not all(isinstance(size, int) for size in sizes) or value.numel() == 0:

@@ -24,6 +24,7 @@ from torchloom.graph import (
     PassContext,
     call,
     forward_nodes,
+    inner_owners,
     mark_host,
     movable,
     nbytes,
@@ -217,16 +218,10 @@ _MARK = "torchloom_may_free"
 
 def free_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
     """Mark what backward may free; return how many values."""
-    graph = gm.graph
-    owner = owners(graph)
-    ends = [*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes]
-    fixed = {owner[node] for node in ends if node in owner}
-    num_marked = 0
-    for node, root in owner.items():
-        if root not in fixed and root.op == "call_function" and not _is_ours(root):
-            node.meta[_MARK] = True
-            num_marked += 1
-    return num_marked
+    inner = inner_owners(gm.graph)
+    for node in inner:
+        node.meta[_MARK] = True
+    return len(inner)
 
 
 def free_saved(
@@ -273,8 +268,3 @@ def _storage_bytes(node: fx.Node) -> int:
     assert isinstance(value, torch.Tensor)
     size = value.untyped_storage().nbytes()
     return size if isinstance(size, int) else nbytes(node)
-
-
-def _is_ours(node: fx.Node) -> bool:
-    """Say whether torchloom made a value: transfers manage their memory themselves."""
-    return getattr(node.target, "namespace", "") == "torchloom"
