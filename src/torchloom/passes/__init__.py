@@ -1,7 +1,7 @@
-"""The built-in passes: one file per rewrite, and none imports another.
+"""The built-in passes: a file for each family, and none imports another.
 
 `PASSES` lists them by name; presets in `torchloom.pipeline.registry` order them. Adding a pass is
-one file here, one line below and one line in a preset. Options of a pass are the keyword-only parameters of
+one function here, one line below and one line in a preset. Options of a pass are the keyword-only parameters of
 its function; a key of the configuration that sets one names it: `used(..., option="free_saved.min_bytes")`.
 """
 

@@ -35,6 +35,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+Engine = Literal["to_host", "to_device", "network"]
+IN_ORDER: frozenset[Engine] = frozenset({"to_host", "to_device"})
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Compute reads and writes values."""
+
+    name: str
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A transfer begins; `job` names it."""
+
+    job: str
+    engine: Engine
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Compute waits until a transfer is done."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The memory of a value is given back."""
+
+    value: str
+
+
+Event: TypeAlias = Use | Start | WaitFor | Free
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSchedule:
+    """The events of a graph or a step, in the order in which they are issued."""
+
+    events: tuple[Event, ...]
+    given: frozenset[str] = frozenset()
+    """Values that are there before the first event."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Memory of values that do not have their own."""
+
+    def memory_of(self, value: str) -> str:
+        """Return the name of the memory that holds a value."""
+        return self.places.get(value, value)
+
+
 Kind = Literal[
     "read before arrival",
     "written under way",
@@ -155,59 +210,3 @@ class _ScheduleWalk:
         jobs = {job.job for job, _ in self.busy.get(memory, ())}
         self.races += [Race("freed under way", at, memory, job) for job in jobs]
         self.freed.add(memory)
-
-
-Engine = Literal["to_host", "to_device", "network"]
-ENGINES: tuple[Engine, ...] = ("to_host", "to_device", "network")
-IN_ORDER: frozenset[Engine] = frozenset({"to_host", "to_device"})
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Compute reads and writes values."""
-
-    name: str
-    reads: frozenset[str] = frozenset()
-    writes: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A transfer begins; `job` names it."""
-
-    job: str
-    engine: Engine
-    reads: frozenset[str]
-    writes: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitFor:
-    """Compute waits until a transfer is done."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """The memory of a value is given back."""
-
-    value: str
-
-
-Event: TypeAlias = Use | Start | WaitFor | Free
-
-
-@dataclass(frozen=True, slots=True)
-class TransferSchedule:
-    """The events of a graph or a step, in the order in which they are issued."""
-
-    events: tuple[Event, ...]
-    given: frozenset[str] = frozenset()
-    """Values that are there before the first event."""
-    places: Mapping[str, str] = field(default_factory=dict)
-    """Memory of values that do not have their own."""
-
-    def memory_of(self, value: str) -> str:
-        """Return the name of the memory that holds a value."""
-        return self.places.get(value, value)
