@@ -20,7 +20,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
     "integrations/test_zoo_layers.py::test_architectures_train_to_the_weights_of_the_flat_graph": ("mistral", "mixtral"),
     "numerics/test_region_lengths.py::test_every_length_has_the_same_calls": ("4",),
-    "simulation/test_simulate.py::test_the_plan_is_that_of_real_ranks_to_the_byte": ("2",),
+    "simulation/test_simulate.py::test_the_plan_is_that_of_real_ranks_to_the_byte": ("4-2",),
     "checkpoints/test_others.py::test_plain_torch_reads_it_by_the_names_of_state_dict": ("3-3", "1-2"),
     "loop/test_optimizer_states.py::test_states_are_whole_and_go_on_with_other_ranks": (
         "3-2-3-adamw", "2-3-2-sgd", "3-3-1-no momentum", "0-2-1-adamw",

@@ -17,7 +17,7 @@ from torchloom.costs.collectives import network_row
 from torchloom.costs.store import table_from_json, table_to_json
 from torchloom.errors import ConfigError, PlanError
 from torchloom.recipes.train.model import Llama, LlamaConfig
-from torchloom.simulation import simulate
+from torchloom.simulation import Simulation, simulate
 from torchloom.simulation.choices import choices_of, table
 
 SIZES = LlamaConfig(
@@ -46,15 +46,25 @@ def simulated(world_size: int, stage: int = 3, budget: int | None = None, **kwar
     )
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "shard_size"), [(2, 2), (3, 3), (4, 2)])
+def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int, shard_size: int) -> None:
     table = CostTable(network=NETWORKS["gloo"])
-    free = simulated(world_size, costs=table)
+
+    def settings(budget: int | None = None) -> dict:
+        made = config(3, budget)
+        made["zero_optimization"]["shard_size"] = shard_size
+        return made
+
+    def found_by(budget: int | None = None) -> Simulation:
+        made = lambda: Llama(SIZES)  # noqa: E731
+        return simulate(made, batch(), settings(budget), world_size=world_size, costs=table)
+
+    free = found_by()
     budget = free.standing_bytes + (free.peak_bytes - free.standing_bytes) * 7 // 10
 
     def train(rank: int) -> tuple[str, list[str]]:
         torch._dynamo.reset()
-        engine, *_ = torchloom.initialize(model=Llama(SIZES), config=config(3, budget))
+        engine, *_ = torchloom.initialize(model=Llama(SIZES), config=settings(budget))
         engine.compile()
         engine.backward(engine(*batch()))
         engine.step()
@@ -65,7 +75,7 @@ def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int) -> None:
         patch.setattr("torchloom.step.planner.load_table", lambda device: table)
         (plan, fallbacks), *others = run_ranks(world_size, train)
     assert fallbacks == [] and all(each == (plan, []) for each in others)
-    found = simulated(world_size, budget=budget, costs=table)
+    found = found_by(budget)
     assert found.plan is not None and found.plan.to_json() == plan
     assert found.fits and found.peak_bytes <= budget < free.peak_bytes
 
@@ -81,8 +91,17 @@ def test_what_is_said_of_a_step() -> None:
     )  # what is held back for losses and norms, and counts of steps
     assert found.mfu is not None and 0 < found.mfu < 1
     text = found.text()
-    for part in ("512 x h100-80gb", "nvlink+ib400", "peak", "free", "tokens/s"):
+    for part in (
+        "512 x h100-80gb",
+        "nvlink+ib400",
+        "peak",
+        "free",
+        "tokens/s",
+        "products",
+        "within 5%",
+    ):
         assert part in text
+    assert "no published run on b200-180gb" in simulated(8, device="b200-180gb").text()
     assert all(what.split()[0] in ("gather", "reduce", "sync") for what in found.exposed_by)
     assert json.loads(json.dumps(found.to_dict()))["step_s"] == found.step_s
 
@@ -98,6 +117,44 @@ def test_other_stages_keep_more_and_reduce_behind_backward() -> None:
     third, first, none = (simulated(8, stage=stage) for stage in (3, 1, 0))
     assert third.standing_bytes < first.standing_bytes < none.standing_bytes
     assert none.exposed_s > 0 and none.update_s > first.update_s
+
+
+def test_copies_hold_more_gather_within_and_reduce_between() -> None:
+    def over(shard_size: int | None) -> Simulation:
+        settings = config()
+        settings["zero_optimization"]["shard_size"] = shard_size
+        where = {"device": "a100-80gb", "network": "nvlink+eth200", "world_size": 64}
+        return simulate(lambda: Llama(SIZES), batch(), settings, **where)
+
+    whole, copies = over(None), over(8)
+    assert copies.world_size == whole.world_size == 64
+    assert copies.standing_bytes > whole.standing_bytes
+    gathers = [
+        sum(s for n, s in each.exposed_by.items() if "gather" in n) for each in (copies, whole)
+    ]
+    assert gathers[0] < gathers[1]
+
+
+def test_checkpointed_layers_hold_less_and_compute_more() -> None:
+    many = {"device": "h100-80gb", "network": "nvlink"}
+    free, layers, selective, full = (
+        simulated(8, checkpointing=each, **many) for each in ("none", "layers", "selective", "full")
+    )
+    kept = [each.peak_by_kind["activations"] for each in (free, layers, selective, full)]
+    assert kept == sorted(kept, reverse=True)
+    assert full.compute_by["products"] > layers.compute_by["products"] > free.compute_by["products"]
+    assert full.compute_by["products"] > selective.compute_by["products"]
+    with pytest.raises(ConfigError, match=r"checkpointing 'some': use one of none, full"):
+        simulated(8, checkpointing="some")
+    with pytest.raises(ConfigError, match=r"Branch has no nn\.ModuleList"):
+        simulate(Branch, (torch.ones(3, 3),), config(), world_size=4, checkpointing="full")
+
+
+def test_operators_one_by_one_take_longer() -> None:
+    fused, eager = (simulated(8, device="a100-80gb", eager=each) for each in (False, True))
+    assert eager.compute_by["elementwise"] > 1.2 * fused.compute_by["elementwise"]
+    assert eager.compute_by["products"] == fused.compute_by["products"]
+    assert sum(fused.compute_by.values()) == pytest.approx(fused.compute_s)
 
 
 def test_accumulation_repeats_micro_steps() -> None:
@@ -134,11 +191,10 @@ def test_refusals_say_what_to_do() -> None:
         simulate(
             lambda: torch.nn.Linear(3, 3), (torch.ones(3),), config(0), world_size=2, loss=no_loss
         )
-    zero = {"stage": 3, "shard_size": 2}
-    for left_out in (zero, {"stage": 3, "offload_param": {"device": "cpu"}}):
-        with pytest.raises(PlanError, match="simulate without it"):
-            settings = {**config(), "zero_optimization": left_out}
-            simulate(lambda: Llama(SIZES), batch(), settings, world_size=4)
+    with pytest.raises(PlanError, match="simulate without it"):
+        offloads = {"stage": 3, "offload_param": {"device": "cpu"}}
+        settings = {**config(), "zero_optimization": offloads}
+        simulate(lambda: Llama(SIZES), batch(), settings, world_size=4)
     with pytest.raises(PlanError, match="reads values of tensors"):
         simulate(Branch, (torch.ones(3, 3),), config(), world_size=4)
     with pytest.raises(PlanError, match="infeasible"):
@@ -161,7 +217,7 @@ def test_two_levels_of_links() -> None:
 
 def test_a_table_of_choices() -> None:
     base = config()
-    choices = choices_of(base, "8, 16", "", stage="1,3", batch="")
+    choices = choices_of(base, "8, 16", stage="1,3", batch="")
     assert [each.text() for each in choices] == [
         "ranks 8, stage 1",
         "ranks 8, stage 3",
@@ -171,7 +227,7 @@ def test_a_table_of_choices() -> None:
     assert choices[0].config()["zero_optimization"]["stage"] == 1
     assert base["zero_optimization"]["stage"] == 3
     with pytest.raises(ConfigError, match="--batch 4,x: 'x' is no whole number"):
-        choices_of(base, "8", "", batch="4,x")
+        choices_of(base, "8", batch="4,x")
     fits, not_fits = simulated(8), replace(simulated(16), capacity_bytes=1)
     lines = table(
         [(choices[2], not_fits), (choices[0], fits)], [(choices[1], PlanError("too little"))]

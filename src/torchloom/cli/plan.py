@@ -63,6 +63,10 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         Path | None, typer.Option(help="Of the training run; the options below win over it.")
     ] = None,
     stage: Annotated[str, typer.Option(help=f"ZeRO stage. {_SEVERAL}")] = "",
+    shard_size: Annotated[
+        str,
+        typer.Option(help=f"Ranks that share one copy of the weights; default: all. {_SEVERAL}"),
+    ] = "",
     batch: Annotated[str, typer.Option(help=f"Samples of a micro batch. {_SEVERAL}")] = "",
     accumulation: Annotated[
         str, typer.Option(help=f"Micro batches of an optimizer step. {_SEVERAL}")
@@ -70,6 +74,13 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     budget: Annotated[
         str, typer.Option(help=f"Device memory to keep, as 70GB or 0.9. {_SEVERAL}")
     ] = "",
+    checkpointing: Annotated[
+        str,
+        typer.Option(help=f"What layers recompute: none, full, layers or selective. {_SEVERAL}"),
+    ] = "",
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Count elementwise operators one by one, not fused.")
+    ] = False,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sample.")] = 4096,
     output: Annotated[
         Path | None,
@@ -88,8 +99,10 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     choices = choices_of(
         base,
         world_size,
-        budget,
+        budget=budget,
+        checkpointing=checkpointing,
         stage=stage,
+        shard_size=shard_size,
         batch=batch,
         accumulation=accumulation,
     )
@@ -98,7 +111,10 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         if len(choices) > 1:
             typer.echo(f"{number + 1} of {len(choices)}: {choice.text()}", err=True)
         try:
-            found.append((choice, simulate_choice(choice, source, seq_len, device, network)))
+            one = simulate_choice(
+                choice, source, seq_len, device=device, network=network, eager=eager
+            )
+            found.append((choice, one))
         except PlanError as error:
             if len(choices) == 1:
                 raise

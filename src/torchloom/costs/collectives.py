@@ -26,6 +26,8 @@ class Network:
     """What one rank sends per second while it receives as much."""
     load: float = 0.0
     """Part of a collective's time that compute beside it loses: cores, memory, multiprocessors."""
+    on_cores: bool = True
+    """Whether the cores that compute move the bytes: transfers run instead of compute rather than beside it."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Measured time over modelled time, by kind of collective."""
     prefix: str = ""
@@ -70,6 +72,10 @@ class Network:
         return self.factors.get(kind, 1.0) * modelled
 
 
+# What compute beside NCCL loses, and what overlap does not reach, fitted to published runs (`bench/simulate.py`): MPT-13B
+# at 4,096 tokens a rank, where the network is busy for a third of the step, beside MPT-7B at 12,288.
+_NCCL_LOAD = 0.7
+
 NETWORKS: dict[str, Network] = {
     row.name: row
     for row in (
@@ -92,10 +98,31 @@ NETWORKS: dict[str, Network] = {
             factors={"reduce_scatter": 0.85, "all_reduce": 0.9},
             prefix="shm_",
         ),
-        Network(name="nvlink", alpha_us=6.0, bytes_per_s=3.6e11, load=0.1, is_tree=True),
-        Network(name="infiniband-400", alpha_us=12.0, bytes_per_s=4.5e10, load=0.1, is_tree=True),
+        Network(
+            name="nvlink",
+            alpha_us=6.0,
+            bytes_per_s=3.6e11,
+            load=_NCCL_LOAD,
+            on_cores=False,
+            is_tree=True,
+        ),
+        Network(
+            name="infiniband-400",
+            alpha_us=12.0,
+            bytes_per_s=4.5e10,
+            load=_NCCL_LOAD,
+            on_cores=False,
+            is_tree=True,
+        ),
         # Hosts of eight A100s with 1,600 Gb/s in all, as clouds rent them.
-        Network(name="ethernet-200", alpha_us=20.0, bytes_per_s=2.2e10, load=0.1, is_tree=True),
+        Network(
+            name="ethernet-200",
+            alpha_us=20.0,
+            bytes_per_s=2.2e10,
+            load=_NCCL_LOAD,
+            on_cores=False,
+            is_tree=True,
+        ),
     )
 }
 """Known networks by name."""
@@ -156,6 +183,24 @@ def collective_us(
     if nearest == world_size:
         return measured
     return modelled * measured / table.network.collective_us(kind, num_bytes, nearest)
+
+
+def between_copies_us(
+    num_bytes: int, world_size: int, copies: int, table: CollectiveTimes
+) -> float:
+    """Return the time in which ranks that hold the same shard of several copies average it, in microseconds.
+
+    Args:
+        num_bytes: of the shard.
+        world_size: ranks that share one copy.
+        copies: of the weights.
+        table: see `collective_us`.
+    """
+    network = table.network
+    if network.inner is not None and world_size * copies > network.ranks_per_host:
+        # One of them lives in each host: each sends by its own adapter.
+        table = replace(table, network=replace(network, inner=None))
+    return collective_us("all_reduce", num_bytes, copies, table)
 
 
 def _interpolated(points: list[tuple[int, float]], num_bytes: int) -> float:

@@ -67,9 +67,20 @@ def roofline_us(node: fx.Node, device: Device) -> float:
     if not flops:
         return device.launch_us + moved_us
     rate = device.flops_of(_dtype_of(node))
-    if any(mark in str(node.target) for mark in _ATTENTION):
+    if _is_attention(node):
         rate *= device.attention_fraction
     return device.launch_us + max(1e6 * flops / rate, moved_us)
+
+
+def kind_of_work(node: fx.Node) -> str:
+    """Return "attention", "products" for other work that is counted in FLOPs, or "elementwise"."""
+    if _is_attention(node):
+        return "attention"
+    return "products" if node_flops(node) else "elementwise"
+
+
+def _is_attention(node: fx.Node) -> bool:
+    return any(mark in str(node.target) for mark in _ATTENTION)
 
 
 def is_computed(node: fx.Node) -> bool:
@@ -117,10 +128,10 @@ def node_traffic_bytes(node: fx.Node) -> int:
     """Return the bytes that a node reads and writes, each tensor once; 0 for a view."""
     if not is_computed(node):
         return 0
-    inputs = sum(_bytes(value) for value in _inputs(node))
-    outputs = sum(_bytes(value) for value in tensors_in(value_of(node)))
+    inputs = sum(bytes_of(value) for value in _inputs(node))
+    outputs = sum(bytes_of(value) for value in tensors_in(value_of(node)))
     if node.target in _PICKS:
-        table = _bytes(value_of(node.all_input_nodes[0]))
+        table = bytes_of(value_of(node.all_input_nodes[0]))
         return inputs - table + 2 * outputs
     target = node.target
     if not isinstance(target, OpOverload):
@@ -134,11 +145,11 @@ def node_traffic_bytes(node: fx.Node) -> int:
         return inputs + outputs
     # What is written in place may be returned as well: it moves once.
     fresh = sum(
-        _bytes(value)
+        bytes_of(value)
         for ret, value in zip(target._schema.returns, _as_returns(node), strict=False)
         if ret.alias_info is None
     )
-    return inputs + fresh + sum(_bytes(tensor) for item in written for tensor in tensors_in(item))
+    return inputs + fresh + sum(bytes_of(tensor) for item in written for tensor in tensors_in(item))
 
 
 def _arguments(node: fx.Node, target: OpOverload) -> Iterable[tuple[Any, Any]]:
@@ -195,7 +206,7 @@ def _inputs(node: fx.Node) -> list[torch.Tensor]:
     return [tensor for used in node.all_input_nodes for tensor in tensors_in(value_of(used))]
 
 
-def _bytes(value: Any) -> int:
+def bytes_of(value: Any) -> int:
     """Return the bytes behind a tensor; dimensions that are only expanded hold one element."""
     if not isinstance(value, torch.Tensor):
         return 0

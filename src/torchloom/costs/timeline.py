@@ -11,17 +11,21 @@ the time that compute stands still, and what transfers beside it take from it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from torchloom import ops
 from torchloom.costs import CostTable, collective_us, link_us, node_us
+from torchloom.costs.collectives import between_copies_us
+from torchloom.costs.fusion import fused_us
+from torchloom.costs.roofline import kind_of_work
 from torchloom.graph import args_of, is_fetched, nbytes
 from torchloom.ops.regions import half_of_node, is_call_of_body
 
 _LINKS = {ops.offload_start: "d2h", ops.reload_start: "h2d"}
+_BODY = "body"
 _COLLECTIVES = (ops.gather_start, ops.reduce_start, ops.sync_start)
 
 
@@ -41,6 +45,8 @@ class Timeline:
     """Of these two, because of copies to host memory and back."""
     exposed_by: dict[str, float] = field(default_factory=dict)
     """What compute stands still for, by what is waited for: `gather layers.0.wq.weight and 8 more`."""
+    compute_by: dict[str, float] = field(default_factory=dict)
+    """Operators by kind: "products", "attention", "elementwise"."""
 
     @property
     def overhead_us(self) -> float:
@@ -58,6 +64,7 @@ def timeline(
     table: CostTable,
     world_size: int,
     *,
+    copies: int = 1,
     gathers_per_use: float = 1.0,
     bucket_bytes: int = 16 << 20,
 ) -> Timeline:
@@ -67,24 +74,26 @@ def timeline(
         graphs: forward and backward as passes leave them.
         table: times of operators, collectives and copies.
         world_size: ranks that share the weights.
+        copies: of the weights, between which gradients are averaged as well.
         gathers_per_use: of a resident weight, per run of the graphs: one over the micro-steps of an
             optimizer step. It blocks, with the others, up to `bucket_bytes` at a time, and so does
             the copy of its piece where that waits on the host.
         bucket_bytes: see above.
     """
-    clock = compute = 0.0
+    clock = 0.0
+    computed: defaultdict[str, float] = defaultdict(float)
     exposed: defaultdict[str, float] = defaultdict(float)
     exposed_by: defaultdict[str, float] = defaultdict(float)
     free: defaultdict[str, float] = defaultdict(float)
     busy: defaultdict[str, float] = defaultdict(float)
     ends: dict[fx.Node, tuple[float, str]] = {}
     residents: dict[str, int] = {}
-    fetched_us, calls = 0.0, _Calls(table)
+    fetched_us, compute = 0.0, _Compute(table)
     for graph in graphs:
-        for node in graph.nodes:
+        for node, kind, compute_us in compute.of(graph):
             engine = _engine_of(node, table)
             if engine is not None:
-                duration = transfer_us(node, table, world_size)
+                duration = transfer_us(node, table, world_size, copies)
                 free[engine] = max(clock, free[engine]) + duration
                 ends[node] = free[engine], engine
                 busy[engine] += duration
@@ -101,37 +110,53 @@ def timeline(
                     fetched_us += link_us("h2d", nbytes(piece), table)
                 residents[name] = nbytes(node)
             else:
-                duration = calls.us(node) if is_call_of_body(node) else node_us(node, table)
-                compute += duration
-                clock += duration
+                parts = compute.of_body(node) if kind == _BODY else {kind: compute_us}
+                for each, us in parts.items():
+                    computed[each] += us
+                clock += compute_us
     blocked = gathers_per_use * _gathered_us(residents, table, world_size, bucket_bytes)
     fetched_us *= gathers_per_use
     hidden = {engine: max(0.0, us - exposed[engine]) for engine, us in busy.items()}
     beside = table.network.load * hidden.pop("network", 0.0)
     copying = table.device.link_load * sum(hidden.values())
     return Timeline(
-        compute_us=compute,
+        compute_us=sum(computed.values()),
         exposed_us=sum(exposed.values()) + blocked + fetched_us,
         busy_us={**busy, "network": busy["network"] + blocked},
         loaded_us=beside + copying,
         copy_us=sum(exposed[link] for link in hidden) + copying + fetched_us,
         exposed_by=dict(exposed_by),
+        compute_by=dict(computed),
     )
 
 
-class _Calls:
-    """Times of calls of bodies, each body summed up once."""
+class _Compute:
+    """Times of operators, fused where the device's compiler fuses; each body is summed up once."""
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
-        self._known: dict[str, float] = {}
+        self._bodies: dict[str, dict[str, float]] = {}
 
-    def us(self, call: fx.Node) -> float:
+    def of(self, graph: fx.Graph) -> Iterator[tuple[fx.Node, str, float]]:
+        """Yield each node with the kind of its work and its time in microseconds."""
+        device = self._table.device
+        fused = fused_us(graph, device) if device.fuses else {}
+        for node in graph.nodes:
+            if is_call_of_body(node):
+                yield node, _BODY, sum(self.of_body(node).values())
+            elif node in fused:
+                yield node, "elementwise", fused[node]
+            else:
+                yield node, kind_of_work(node), node_us(node, self._table)
+
+    def of_body(self, call: fx.Node) -> dict[str, float]:
         half = half_of_node(call)
-        if half.name not in self._known:
-            nodes = half.graph_module.graph.nodes
-            self._known[half.name] = sum(node_us(node, self._table) for node in nodes)
-        return self._known[half.name]
+        if half.name not in self._bodies:
+            found: defaultdict[str, float] = defaultdict(float)
+            for _, kind, us in self.of(half.graph_module.graph):
+                found[kind] += us
+            self._bodies[half.name] = found
+        return self._bodies[half.name]
 
 
 def transfer_name(start: fx.Node) -> str:
@@ -142,20 +167,24 @@ def transfer_name(start: fx.Node) -> str:
     return f"{kind} {names[0]}{more}"
 
 
-def transfer_us(start: fx.Node, table: CostTable, world_size: int) -> float:
+def transfer_us(start: fx.Node, table: CostTable, world_size: int, copies: int = 1) -> float:
     """Return the time of the transfer that a node starts, in microseconds; 0 for other nodes.
 
     Args:
         start: any node of a lowered graph.
         table: times of collectives and copies.
         world_size: ranks that share the weights.
+        copies: of the weights, between which gradients are averaged as well.
     """
     if start.target is ops.gather_start:
         return collective_us("all_gather", nbytes(start), world_size, table)
     if start.target in _COLLECTIVES:
         kind = "reduce_scatter" if start.target is ops.reduce_start else "all_reduce"
         num_bytes = sum(nbytes(node) for node in args_of(start)[0])
-        return collective_us(kind, num_bytes, world_size, table)
+        held_bytes = num_bytes // world_size if kind == "reduce_scatter" else num_bytes
+        return collective_us(kind, num_bytes, world_size, table) + between_copies_us(
+            held_bytes, world_size, copies, table
+        )
     if start.target is ops.symmetric_start:
         return table.network.alpha_us  # ranks meet; nothing is sent
     if start.target in _LINKS:

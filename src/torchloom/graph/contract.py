@@ -67,6 +67,8 @@ class PassContext:
 
     world_size: int
     """Ranks that share one copy of the weights."""
+    copies: int = 1
+    """Of the weights, in groups of ranks of their own."""
     handle: str = ""
     """The communicator of the model that these facts are about; "": a graph names no other."""
     is_backward: bool = False

@@ -253,6 +253,7 @@ class PlannedSplit:
                 graphs,
                 planner.costs,
                 self.context.world_size,
+                copies=self.context.copies,
                 gathers_per_use=1 / planner.micro_steps,
                 bucket_bytes=self._option("bucket", "gather_bytes"),
             )

@@ -259,6 +259,7 @@ class Weaving:
                 (forward.graph, gm.graph),
                 setup.book.table,
                 setup.context.world_size,
+                copies=setup.context.copies,
                 gathers_per_use=1.0 if planner is None else 1 / planner.micro_steps,
                 bucket_bytes=option_of(passes, "bucket", "gather_bytes"),
             )

@@ -30,9 +30,6 @@ from torchloom.shard import Layout, ParamSpec
 
 _MOST_BYTES = 16 << 20
 """Of a bucket where transfers take the cores that compute: gloo needs 0.4 ms per MB up to 16 MB, 0.8 ms for 64 MB."""
-_SHARES_CORES = 0.5
-"""From this `Network.load` on, transfers run instead of compute rather than beside it: one bucket is in flight. Over
-gloo, 34 M parameters, batch 1, a second one cost 49 MB and gained less than 1 % of the step."""
 
 
 class TransferSizes(NamedTuple):
@@ -94,7 +91,8 @@ def default_sizes(layout: Layout, network: Network) -> dict[str, dict[str, objec
         return {}
     reduced = [spec for spec in gathered if spec.requires_grad]
     reduce_bytes = _bucket_bytes(reduced, layout.world_size, network)
-    num_in_flight = 1 if network.load >= _SHARES_CORES else 2
+    # Over gloo, 34 M parameters, batch 1, a second one cost 49 MB and gained less than 1 % of the step.
+    num_in_flight = 1 if network.on_cores else 2
     return {
         "bucket": {"gather_bytes": gather_bytes, "reduce_bytes": reduce_bytes},
         "prefetch": {"max_bytes": num_in_flight * gather_bytes},
@@ -108,7 +106,7 @@ def _bucket_bytes(specs: Sequence[ParamSpec], world_size: int, network: Network)
         return 0
     latency_bytes = 1e-6 * network.alpha_us * network.bytes_per_s
     num_bytes = layer_bytes * max(1, int(latency_bytes // layer_bytes))
-    return min(num_bytes, _MOST_BYTES) if network.load >= _SHARES_CORES else num_bytes
+    return min(num_bytes, _MOST_BYTES) if network.on_cores else num_bytes
 
 
 def _layer_bytes(specs: Sequence[ParamSpec], world_size: int) -> int:

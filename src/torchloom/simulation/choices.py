@@ -22,9 +22,11 @@ class Choice:
 
     world_size: int
     stage: int | None = None
+    shard_size: int | None = None
     batch: int | None = None
     accumulation: int | None = None
     budget: str | None = None
+    checkpointing: str | None = None
     base: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the training run, as a config has them."""
 
@@ -33,9 +35,11 @@ class Choice:
         parts = {
             "ranks": self.world_size,
             "stage": self.stage,
+            "shard size": self.shard_size,
             "batch": self.batch,
             "accumulation": self.accumulation,
             "budget": self.budget,
+            "checkpointing": self.checkpointing,
         }
         return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
@@ -44,7 +48,7 @@ class Choice:
         settings = dict(self.base)
         settings.pop("train_batch_size", None)  # follows from the others
         zero = dict(settings.get("zero_optimization") or {})
-        zero |= _given(stage=self.stage)
+        zero |= _given(stage=self.stage, shard_size=self.shard_size)
         return {
             "train_micro_batch_size_per_gpu": 1,
             **settings,
@@ -60,27 +64,36 @@ def _given(**values: T | None) -> dict[str, T]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def choices_of(base: Mapping[str, Any], world_size: str, budget: str, **lists: str) -> list[Choice]:
+def choices_of(
+    base: Mapping[str, Any],
+    world_size: str,
+    *,
+    budget: str = "",
+    checkpointing: str = "",
+    **lists: str,
+) -> list[Choice]:
     """Return all combinations of values that are given as texts with commas.
 
     Args:
         base: settings of the training run.
         world_size: numbers of ranks.
         budget: memory budgets.
+        checkpointing: see `simulate`.
         lists: whole numbers by the name of a field of `Choice`; "" leaves it to the config.
 
     Raises:
         ConfigError: a value is no positive whole number.
 
     Example:
-        >>> [each.text() for each in choices_of({}, "8,16", "70GB", stage="3")]
+        >>> [each.text() for each in choices_of({}, "8,16", budget="70GB", stage="3")]
         ['ranks 8, stage 3, budget 70GB', 'ranks 16, stage 3, budget 70GB']
     """
     named: dict[str, list[Any]] = {
         name: [*_numbers(name, text)] or [None]
         for name, text in {"world_size": world_size, **lists}.items()
     }
-    named["budget"] = [each.strip() for each in budget.split(",") if each.strip()] or [None]
+    for name, text in {"budget": budget, "checkpointing": checkpointing}.items():
+        named[name] = [each.strip() for each in text.split(",") if each.strip()] or [None]
     if named["world_size"] == [None]:
         raise ConfigError("--world-size: give the number of ranks, or several by commas")
     return [
@@ -101,7 +114,7 @@ def _numbers(name: str, text: str) -> Iterator[int]:
 
 
 def simulate_choice(
-    choice: Choice, model: str | Callable[..., Any], seq_len: int, device: str, network: str
+    choice: Choice, model: str | Callable[..., Any], seq_len: int, **hardware: Any
 ) -> Simulation:
     """Simulate one combination.
 
@@ -109,8 +122,7 @@ def simulate_choice(
         choice: the settings.
         model: see `simulated_model`.
         seq_len: tokens of a sample.
-        device: see `simulate`.
-        network: see `simulate`.
+        hardware: `device`, `network` and `eager` of `simulate`.
 
     Raises:
         PlanError: no plan keeps the budget.
@@ -124,10 +136,10 @@ def simulate_choice(
         made.inputs,
         config,
         world_size=choice.world_size,
-        device=device,
-        network=network,
         budget=choice.budget,
+        checkpointing=choice.checkpointing or "none",
         name=made.name,
+        **hardware,
     )
 
 

@@ -12,6 +12,13 @@ from torchloom.plan import Plan
 
 _SHOWN = 5
 """Transfers that compute waits for, in the text: what is worth a change is among the first."""
+_COMPARED = {
+    "a100-80gb": (8, 0.06),
+    "h100-80gb": (6, 0.05),
+    "h100-96gb": (2, 0.04),
+    "h200-141gb": (2, 0.11),
+}
+"""How many published runs on a device were simulated, and how far step times were off at most: `bench/simulate.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +36,8 @@ class Simulation:
     """Of one rank, in one optimizer step."""
     compute_s: float
     """Operators of forward and backward."""
+    compute_by: Mapping[str, float]
+    """Its seconds by kind: "products", "attention", "elementwise"."""
     exposed_s: float
     """Compute stands still for a transfer."""
     loaded_s: float
@@ -81,6 +90,11 @@ class Simulation:
         limits = [each for each in (self.capacity_bytes, self.budget_bytes) if each is not None]
         return all(self.peak_bytes <= limit for limit in limits)
 
+    @property
+    def step_error(self) -> float | None:
+        """How far step times of published runs on this device were off at most, as a part; None: none compared."""
+        return _COMPARED[self.device][1] if self.device in _COMPARED else None
+
     def first_change(self) -> str:
         """Return the change of the settings that promises most."""
         share = self.exposed_s / self.step_s
@@ -101,12 +115,13 @@ class Simulation:
         """Return plain data, derived figures included."""
         data = asdict(self)
         data["plan"] = None if self.plan is None else json.loads(self.plan.to_json())
-        derived = ("step_s", "tokens_per_s", "mfu", "fits", "room_bytes")
+        derived = ("step_error", "step_s", "tokens_per_s", "mfu", "fits", "room_bytes")
         return {**data, **{name: getattr(self, name) for name in derived}}
 
     def text(self) -> str:
         """Return the prediction in lines for a terminal."""
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
+        parts = ", ".join(f"{kind} {_ms(s).strip()}" for kind, s in self.compute_by.items())
         room, capacity = self.room_bytes, self.capacity_bytes
         fit = ""
         if room is not None and capacity is not None:
@@ -119,13 +134,20 @@ class Simulation:
             f"  peak       {_gb(self.peak_bytes)}{fit}",
             *(f"    {_gb(size):>9}  {kind}" for kind, size in self.peak_by_kind.items() if size),
             f"  step       {self.step_s:.3g} s, {self.tokens_per_s:,.0f} tokens/s per rank{mfu}",
-            f"    {_ms(self.compute_s)}  compute",
+            f"    {_ms(self.compute_s)}  compute: {parts}",
             f"    {_ms(self.exposed_s)}  waiting for transfers (the network is busy {_ms(self.network_s).strip()})",
             *(f"      {_ms(s)}  {what}" for what, s in list(self.exposed_by.items())[:_SHOWN]),
             f"    {_ms(self.loaded_s)}  lost to transfers beside compute",
             f"    {_ms(self.update_s)}  optimizer",
             f"  first      {self.first_change()}",
         ]
+        if self.step_error is None:
+            lines.append(f"  trust      no published run on {self.device} was compared")
+        else:
+            lines.append(
+                f"  trust      {_COMPARED[self.device][0]} published runs on {self.device}: step times within "
+                f"{self.step_error:.0%}; the peak is what tensors hold, allocators reserve more"
+            )
         if self.flat_because:
             lines.append(
                 f"  note       equal layers were compiled one by one: {self.flat_because[0]}"

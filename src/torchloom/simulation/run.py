@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
 from torchloom.costs import CostTable, collective_us, device_row
-from torchloom.costs.collectives import network_row
+from torchloom.costs.collectives import between_copies_us, network_row
 from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.loop.optimizers import make_optimizer
@@ -36,6 +36,7 @@ from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
 from torchloom.shard.roots import forget_model
+from torchloom.simulation.checkpointing import checkpoint_layers
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
@@ -73,9 +74,10 @@ class _Compiled(NamedTuple):
                 f"no graph of {name} has a backward: let the model return its loss, or pass loss="
             )
         standing, micro_steps = self.step.standing, settings.batch.accumulation_steps
-        exposed: Counter[str] = Counter()
+        exposed, computed = Counter[str](), Counter[str]()
         for each in graphs:
             exposed.update(each.times.exposed_by if each.times else {})
+            computed.update(each.times.compute_by if each.times else {})
         peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
         boundary_us = _boundary_us(self.layout, table)
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
@@ -97,6 +99,7 @@ class _Compiled(NamedTuple):
             network=table.network.name,
             micro_steps=micro_steps,
             tokens=tokens * micro_steps,
+            compute_by={kind: micro_steps * us / 1e6 for kind, us in computed.most_common()},
             compute_s=micro_steps * _sum(graphs, "compute_us"),
             exposed_s=micro_steps * _sum(graphs, "exposed_us") + boundary_us / 1e6,
             loaded_s=micro_steps * _sum(graphs, "loaded_us"),
@@ -149,6 +152,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     optimizer: Callable[..., Optimizer] | None = None,
     loss: Callable[..., Tensor] | None = None,
     costs: CostTable | None = None,
+    checkpointing: str = "none",
+    eager: bool = False,
     name: str = "",
 ) -> Simulation:
     """Predict peak memory and time of a training step on hardware that is not there.
@@ -168,11 +173,14 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
         optimizer: function from parameters to an optimizer; default: the config's, else fused AdamW.
         loss: called as `loss(model, *inputs, **inputs)`; default: what the model returns, or its `loss`.
         costs: measured figures in place of `device` and `network`, as `torchloom calibrate` writes them.
+        checkpointing: what layers keep for backward, as published runs have it: "none", "full", "layers" or
+            "selective" (`checkpoint_layers`). A budget chooses by itself.
+        eager: whether operators run one by one, as where nothing is compiled, not fused.
         name: of the model, for tables.
 
     Raises:
         PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), the
-            config has `shard_size` or `offload_param`, which are not modelled, or forward reads values of tensors.
+            config has `offload_param`, which is not modelled, or forward reads values of tensors.
         ConfigError: the config is wrong.
         ShardError: the model cannot be sharded, or is not on meta.
 
@@ -188,12 +196,16 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     """
     began = time.perf_counter()
     table = costs or CostTable(device=device_row(device), network=network_row(network))
+    if eager:
+        table = replace(table, device=replace(table.device, fuses=False))
     settings = load_config(_with_budget(config, budget), world_size=world_size)
-    _check_modelled(settings, world_size)
+    _check_modelled(settings)
+    sharing = settings.zero.shard_size or world_size
     with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
     _check_on_meta(module)
-    with simulated_world(world_size, _transport_of(table)) as comm:
+    checkpoint_layers(module, checkpointing)
+    with simulated_world(sharing, _transport_of(table), world_size // sharing) as comm:
         try:
             compiled = _compiled(module, inputs, settings, comm, table, optimizer, loss)
             return compiled.result(
@@ -225,13 +237,8 @@ def _transport_of(table: CostTable) -> str:
     return "gloo" if table.network.name in ("gloo", "shared-memory") else "nccl"
 
 
-def _check_modelled(settings: Config, world_size: int) -> None:
+def _check_modelled(settings: Config) -> None:
     """Refuse what would be left out of the figures."""
-    if settings.zero.shard_size not in (None, world_size):
-        raise PlanError(
-            "zero_optimization.shard_size: reductions between copies of the weights are not modelled yet; simulate "
-            f"without it, or {settings.zero.shard_size} ranks alone"
-        )
     if settings.offload.parameters:
         raise PlanError(
             "offload_param: shards that wait on the host would count as device memory; simulate without it"
@@ -263,6 +270,7 @@ def _compiled(
         module,
         stage=settings.zero.stage,
         world_size=comm.world_size,
+        num_replicas=comm.num_replicas,
         rank=0,
         handle=comm.handle,
         persistence_threshold=settings.zero.param_persistence_threshold,
@@ -290,7 +298,7 @@ def _compiled(
             target=table,
         )
         driver = Driver(
-            ranks=Agreement(EqualRanks(comm.world_size)),
+            ranks=Agreement(EqualRanks(layout.num_ranks)),
             host=_SimulatedHost(),
             optimizer=made,
             as_shards=local.as_shards,
@@ -362,11 +370,13 @@ def _boundary_us(layout: Layout, table: CostTable) -> float:
     whole = [spec for spec in layout if spec.requires_grad and spec.mode == "whole"]
     reduced = sum(spec.numel * spec.wire_dtype.itemsize for spec in whole)
     sliced = sum(spec.numel * spec.dtype.itemsize for spec in whole if spec.is_sliced)
-    ranks = layout.world_size
+    ranks, copies = layout.world_size, layout.num_replicas
     if not reduced:
         return 0.0
     if not sliced:
-        return collective_us("all_reduce", reduced, ranks, table)
-    return collective_us("reduce_scatter", reduced, ranks, table) + collective_us(
-        "all_gather", sliced, ranks, table
+        return collective_us("all_reduce", reduced, ranks * copies, table)
+    return (
+        collective_us("reduce_scatter", reduced, ranks, table)
+        + between_copies_us(reduced // ranks, ranks, copies, table)
+        + collective_us("all_gather", sliced, ranks, table)
     )

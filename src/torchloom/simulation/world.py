@@ -72,19 +72,29 @@ _TRANSPORTS = {"gloo": GlooCollectives, "nccl": _NcclCollectives}
 
 
 @contextmanager
-def simulated_world(world_size: int, transport: str) -> Iterator[Communicator]:
+def simulated_world(world_size: int, transport: str, copies: int = 1) -> Iterator[Communicator]:
     """Let graphs that are traced in the block communicate over ranks that do not exist.
 
     Args:
         world_size: number of ranks, which share one copy of the weights.
         transport: "nccl" or "gloo": whose buffers count as memory in flight.
+        copies: of the weights, which other ranks share.
     """
-    group = SimulatedGroup(world_size)
-    channel = Channel("simulated", tuple(range(world_size)))
-    collectives = _TRANSPORTS[transport](group, channel)
-    comm = Communicator(f"{world_size}x1#0", group, None, collectives, None)
+    make = _TRANSPORTS[transport]
+    groups = SimulatedGroup(world_size), SimulatedGroup(copies)
+    channels = [
+        Channel(name, tuple(range(group.size)))
+        for name, group in zip(("simulated", "simulated copies"), groups, strict=True)
+    ]
+    shard, between = (make(*each) for each in zip(groups, channels, strict=True))
+    comm = (
+        Communicator(f"{world_size}x{copies}#0", groups[0], groups[1], shard, between)
+        if copies > 1
+        else Communicator(f"{world_size}x1#0", groups[0], None, shard, None)
+    )
     try:
         with standing_in(comm):
             yield comm
     finally:
-        CHANNELS.pop(channel.name, None)  # ranks compare the channels that they have
+        for channel in channels:
+            CHANNELS.pop(channel.name, None)  # ranks compare the channels that they have

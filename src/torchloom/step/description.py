@@ -77,6 +77,7 @@ class StepDescription:
         """The facts that all passes receive."""
         return PassContext(
             world_size=self.layout.world_size,
+            copies=self.layout.num_replicas,
             handle=self.layout.handle,
             memory_budget_bytes=self.budget_bytes,
         )
