@@ -10,6 +10,7 @@ parameters, and some optimizers several.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -191,14 +192,14 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
         twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
         for group, like in zip(optimizer.param_groups, twin.param_groups, strict=True):
             for param in group["params"]:
-                made = nn.Parameter(_like(param))
-                made.grad = _like(param)
+                made = nn.Parameter(maker_of(param)())
+                made.grad = maker_of(param)()
                 like["params"].append(made)
                 for name, value in optimizer.state.get(param, {}).items():
                     if (param, name) in numbers:
                         value = torch.tensor(numbers[param, name], dtype=value.dtype)
                     elif isinstance(value, Tensor):
-                        value = _like(value)
+                        value = maker_of(value)()
                     twin.state[made][name] = value
         twin.step()
         params = [param for group in twin.param_groups for param in group["params"]]
@@ -208,6 +209,9 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
             twin.step()
 
 
-def _like(tensor: Tensor) -> Tensor:
+def maker_of(tensor: Tensor) -> functools.partial[Tensor]:
+    """Return what makes tensors with the layout, dtype and device of one, and keeps nothing of it."""
     sizes, strides, _ = layout_hint(tensor)
-    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+    return functools.partial(
+        torch.empty_strided, sizes, strides, dtype=tensor.dtype, device=tensor.device
+    )

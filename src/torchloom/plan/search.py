@@ -18,7 +18,7 @@ A plan says by how much it may miss the best: `least_added_us` is a time that no
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import fx
 
@@ -104,7 +104,7 @@ def _best_combination(
         if each.is_alone and each.form is base and trials.num_run < most:
             trials.run(each, point)
     waiting = {each.key: each for each in every}
-    promise, noticeable_us = _Promise(trials), NOTICEABLE * base.compute_us
+    promise, noticeable_us = _promises(trials), NOTICEABLE * base.compute_us
     if base.problem.parts and not best.fits:
         most *= 3  # else the whole graph is compiled, which takes far longer
     while waiting and trials.num_run < most:
@@ -131,18 +131,17 @@ def _middle(base: GraphForm, best: TriedPlan) -> FrontierPoint:
     return next(fitting, best.point)
 
 
-class _Promise:
-    """The time that a combination is expected to add, and the bytes that it needs at least."""
+def _promises(trials: Trials) -> Callable[[Combination], tuple[float, int]]:
+    """Return what says the time that a combination is expected to add, and the bytes that it needs at least."""
+    spent_us = functools.cache(functools.partial(expected_us, trials=trials))
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-        self._spent_us = functools.cache(functools.partial(expected_us, trials=trials))
-
-    def __call__(self, each: Combination) -> tuple[float, int]:
-        behind_bytes = self._trials.behind_bytes(each) or 0
-        spent_us = self._spent_us(each, behind_bytes=behind_bytes)
+    def promise(each: Combination) -> tuple[float, int]:
+        behind_bytes = trials.behind_bytes(each) or 0
+        added_us = spent_us(each, behind_bytes=behind_bytes) + trials.overhead_us(each)
         least_bytes = each.form.frontier.min_peak_bytes + each.code_bytes + each.kept.num_bytes
-        return spent_us + self._trials.overhead_us(each), least_bytes + behind_bytes
+        return added_us, least_bytes + behind_bytes
+
+    return promise
 
 
 def _most_trials(base: GraphForm) -> int:
