@@ -162,9 +162,10 @@ def _cut(
         return Found((), ())
     reason = ""
     for begin in _cuts(nodes, stretch, min_repeats):
-        parts = _parts(labelled, begin, stretch)
         forms: defaultdict[Any, list[Part]] = defaultdict(list)
-        for part in parts:
+        for start in range(begin, stretch.end - stretch.period + 1, stretch.period):
+            own = slice(start, start + stretch.period)
+            part = _part(_Labelled(nodes[own], labelled.labels[own], labelled.contexts))
             forms[part.form].append(part)
         groups = [tuple(each) for each in forms.values() if len(each) >= min_repeats]
         fine = []
@@ -201,14 +202,6 @@ def _cuts(nodes: Sequence[fx.Node], stretch: Stretch, min_repeats: int) -> list[
         if (end - begin - offset) // period >= min_repeats
     ]
     return [at for _, _, at in sorted(cuts)[:_MOST_CUTS]]
-
-
-def _parts(labelled: _Labelled, begin: int, stretch: Stretch) -> Iterator[Part]:
-    nodes, labels, contexts = labelled
-    period = stretch.period
-    for start in range(begin, stretch.end - period + 1, period):
-        end = start + period
-        yield _part(_Labelled(nodes[start:end], labels[start:end], contexts))
 
 
 def _part(own: _Labelled) -> Part:
