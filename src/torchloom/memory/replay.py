@@ -9,7 +9,7 @@ Python's reference counts free.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,11 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
         try:
             with ledger:
                 made = list(run_forward(list(inputs)))
-                results = _with_role(made, interface, RESULTS)
+                results = [
+                    each
+                    for each, role in zip(made, interface.roles, strict=True)
+                    if role in RESULTS
+                ]
                 by_name = dict(zip(interface.outputs, made, strict=True))
                 del made
                 args, roots = [], []
@@ -134,7 +138,3 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
         except (RuntimeError, TypeError, NameError, AttributeError, ValueError, KeyError):
             return False  # a helper of the wrapper that is not known here
     return True
-
-
-def _with_role(made: Sequence[Any], interface: Interface, roles: Sequence[str]) -> list[Any]:
-    return [value for value, role in zip(made, interface.roles, strict=True) if role in roles]

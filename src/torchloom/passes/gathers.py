@@ -39,7 +39,7 @@ def dedupe_gathers(gm: fx.GraphModule, ctx: PassContext) -> int:
     for op in (ops.gather, ops.replicate):
         first: dict[tuple[object, ...], fx.Node] = {}
         for node in find(gm.graph, op):
-            key = tuple(map(_hashable, args_of(node)))
+            key = tuple(tuple(each) if isinstance(each, list) else each for each in args_of(node))
             if key in first:
                 replace(node, first[key])
                 num_merged += 1
@@ -68,10 +68,6 @@ def _merge_sum(graph: fx.Graph, op: object) -> int:
         graph.erase_node(right)
         num_merged += 1
     return num_merged
-
-
-def _hashable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def cast_gathers(

@@ -137,7 +137,7 @@ class _Subject:
     ) -> list[Tensor | None]:
         """Return all tensors of the result, and the gradients of inputs and parameters."""
         call = self._compiled(backend, options)
-        args = _copied(self.args)
+        args = _mapped(self.args, lambda tensor: clone_inputs([tensor])[0])
         with torch.random.fork_rng():
             torch.manual_seed(0)
             results = _tensors(call(*args))
@@ -178,10 +178,6 @@ class _Subject:
         if backend is not None:
             inner = torch.compile(inner, backend=backend, options=options)
         return lambda *args: inner(*leading, *args)
-
-
-def _copied(value: Any) -> Any:
-    return _mapped(value, lambda tensor: clone_inputs([tensor])[0])
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -22,7 +22,7 @@ Stage 3 gathers weights again in backward whether a checkpoint holds them or not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -102,8 +102,12 @@ def hoist_gathers(gm: fx.GraphModule) -> None:
     Args:
         gm: a copy of a captured graph; its checkpointed bodies are replaced, not changed.
     """
-    for node, body, given in _checkpoints(gm):
-        _hoist(gm, node, body, given)
+    for node in list(gm.graph.find_nodes(op="call_function", target=CHECKPOINT)):
+        body = module_of_attr(_attr(node))
+        if isinstance(body, fx.GraphModule):
+            copy = copy_graph_module(body)
+            inputs = copy.graph.find_nodes(op="placeholder")
+            _hoist(gm, node, copy, dict(zip(inputs, node.args[1:], strict=True)))
 
 
 def _hoist(
@@ -135,18 +139,6 @@ def _hoist(
             del given[each]
             graph.erase_node(each)
     _replace_body(gm, node, body, given)
-
-
-def _checkpoints(
-    gm: fx.GraphModule,
-) -> Iterator[tuple[fx.Node, fx.GraphModule, dict[fx.Node, Any]]]:
-    """Yield each checkpoint of a graph, a copy of its body to edit, and what the inputs of that are given."""
-    for node in list(gm.graph.find_nodes(op="call_function", target=CHECKPOINT)):
-        body = module_of_attr(_attr(node))
-        if isinstance(body, fx.GraphModule):
-            copy = copy_graph_module(body)
-            inputs = copy.graph.find_nodes(op="placeholder")
-            yield node, copy, dict(zip(inputs, node.args[1:], strict=True))
 
 
 def _replace_body(
