@@ -260,8 +260,12 @@ def test_the_command(tmp_path) -> None:
     assert one.exit_code == 0, one.output
     (found,) = json.loads(one.stdout)
     assert found["world_size"] == 8 and found["fits"]
-    several = run("--world-size", "8", "--batch", "2,4", "--stage", "0,3")
+    drawn = tmp_path / "frontier.svg"
+    several = run("--world-size", "8", "--batch", "2,4", "--stage", "0,3", "--chart", str(drawn))
     assert several.exit_code == 0, several.output
     assert several.stdout.count("ranks 8") == 4
+    svg = drawn.read_text()
+    assert svg.startswith("<svg") and "4 settings on h100-80gb" in svg
+    assert svg.count("<circle") >= 4 + 1  # each combination, and the key
     wrong = run("--world-size", "eight")
     assert wrong.exit_code != 0

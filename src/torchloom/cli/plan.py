@@ -14,6 +14,7 @@ from torchloom.cli.terminal import printable
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
 from torchloom.errors import ConfigError, PlanError
+from torchloom.files import write_whole
 from torchloom.plan import Plan
 from torchloom.plan.text import diff_plans, show_plan
 
@@ -86,6 +87,9 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         Path | None,
         typer.Option("--output", "-o", help="Write the plan, which `compile.plan` follows."),
     ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="Draw memory against time of the combinations, as SVG.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
 ) -> None:
     """Predict peak memory and step time of N ranks on hardware that is not there.
@@ -93,7 +97,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     Nothing is allocated and nothing runs but the compiler. A list in an option makes a table of all combinations,
     the fastest that fits first.
     """
-    from torchloom.simulation.choices import choices_of, simulate_choice, table
+    from torchloom.simulation.choices import choices_of, frontier_chart, simulate_choice, table
 
     base, source = _config_of(config), _model_of(model)
     choices = choices_of(
@@ -127,6 +131,8 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         typer.echo(printable(table(found, refused)))
     if output is not None:
         _write_plan(output, found)
+    if chart is not None and found:
+        write_whole(chart, frontier_chart(found))
 
 
 def _model_of(text: str) -> str | Callable[..., Any]:

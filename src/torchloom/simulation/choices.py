@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torchloom._torch.dynamo import forget_compiled
 from torchloom.errors import ConfigError, PlanError
+from torchloom.report.charts import Series, line_chart
 from torchloom.simulation.models import simulated_model
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.run import simulate
@@ -152,7 +153,7 @@ def table(
         found: each with its settings.
         refused: settings that no plan keeps, with the reason.
     """
-    order = sorted(found, key=lambda each: (not each[1].fits, -_total(each[1])))
+    order = sorted(found, key=lambda each: (not each[1].fits, -_of_all_ranks(each[1])))
     rows = [("settings", "tokens/s/rank", "MFU", "step s", "waits", "peak GB", "")]
     for choice, one in order:
         mfu = "" if one.mfu is None else f"{one.mfu:.1%}"
@@ -179,5 +180,32 @@ def table(
     return "\n".join(lines)
 
 
-def _total(one: Simulation) -> float:
+def frontier_chart(found: Sequence[tuple[Choice, Simulation]]) -> str:
+    """Draw peak memory against a rank's time per token as SVG text: a line through those that no other beats in both.
+
+    Args:
+        found: each with its settings.
+    """
+    points = sorted((1e6 / one.tokens_per_s, one.peak_bytes / 1e9) for _, one in found)
+    best: list[tuple[float, float]] = []
+    for point in points:
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    beaten = [point for point in points if point not in best]
+    one = found[0][1]
+    times, peaks = zip(*best, strict=True)
+    lines = [Series("least memory at its speed", times, peaks, has_markers=True, beside=beaten)]
+    if one.capacity_bytes is not None:
+        ends = points[0][0], points[-1][0]
+        lines.append(Series(f"memory of {one.device}", ends, [one.capacity_bytes / 1e9] * 2))
+    return line_chart(
+        lines,
+        title=f"{one.model}: memory against time",
+        x_label="microseconds of a rank per token",
+        y_label="peak of a rank, GB",
+        note=f"{len(found)} settings on {one.device} over {one.network}; hollow: another is faster and smaller",
+    )
+
+
+def _of_all_ranks(one: Simulation) -> float:
     return one.tokens_per_s * one.world_size
