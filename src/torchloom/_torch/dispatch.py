@@ -325,20 +325,20 @@ def let_fall_back(
 
 def counts_whole_graphs() -> bool:
     """Return whether Dynamo counts what compiles in a call of a whole graph, and raises where nothing does."""
-    from torch._C._dynamo import eval_frame
+    from torch._C._dynamo import eval_frame as compiled_frames
 
-    return hasattr(eval_frame, "set_fullgraph_compiled_frame_count")
+    return hasattr(compiled_frames, "set_fullgraph_compiled_frame_count")
 
 
 def _count_as_compiled() -> None:
     """Let a whole graph count as compiled that runs as it is."""
-    from torch._C._dynamo import eval_frame
+    from torch._C._dynamo import eval_frame as compiled_frames
 
     if not counts_whole_graphs():
         return
-    before = eval_frame.set_fullgraph_compiled_frame_count(1)
+    before = compiled_frames.set_fullgraph_compiled_frame_count(1)
     if before != 0:
-        eval_frame.set_fullgraph_compiled_frame_count(before)
+        compiled_frames.set_fullgraph_compiled_frame_count(before)
 
 
 @contextmanager
