@@ -28,7 +28,7 @@ from torchloom.plan.form import form_of
 from torchloom.plan.transfer_sizes import GatheredWeight, Traffic
 
 MODELS = ("mlp", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("conv", "lora", "vit")))
-NUM_BUDGETS = 20
+NUM_BUDGETS = 40
 TRANSFERS = (
     TransferSizes(None, 2_000),
     TransferSizes(None, 32_000),
