@@ -21,7 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from _environment import snapshot
-from torchloom._torch import partition as torch_partition
+from torchloom._torch import aot as torch_partition
 from torchloom.capture import WeaveHooks, compile_with_aot
 from torchloom.costs import CostTable, device_row, node_us
 from torchloom.graph import droppable

@@ -22,7 +22,7 @@ from typing import Any, Protocol, final
 
 import torch.distributed as dist
 
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 from torchloom.errors import AgreementError
 
 _SHOWN = 500

@@ -156,7 +156,7 @@ def test_a_second_plan_that_does_not_compile_leaves_the_first(
     def fn(rank):
         torch.manual_seed(0)
         once = train(start(Broken(), 0, **options), rank, 1)
-        heard = hears("torchloom.pipeline.replan")
+        heard = hears("torchloom.pipeline.ragged")
         torch.manual_seed(0)
         engine = start(Broken(), 2, **options)
         first = train(engine, rank, 1)
@@ -195,7 +195,7 @@ def test_ranks_with_batches_of_different_sizes_keep_the_first_plan_together() ->
         breaks(rank, (1,), 0, 1)  # the rank with the larger batch, whose plan the other waits for
         torch.manual_seed(0)
         engine = start(Broken(), 2, kwargs={"dynamic": False})
-        heard = hears("torchloom.pipeline.replan")
+        heard = hears("torchloom.pipeline.ragged")
         return len(train(engine, rank, 5, 4 + 4 * rank)), heard
 
     for steps, heard in run_ranks(2, fn):
@@ -218,7 +218,7 @@ def test_a_graph_that_torch_captures_again_is_compared_all_the_same() -> None:
 
         Weaving._lower = restarts  # type: ignore[method-assign]
         Planner.would_change = lambda self: True  # type: ignore[method-assign]
-        heard = hears("torchloom.pipeline.replan")
+        heard = hears("torchloom.pipeline.ragged")
         torch.manual_seed(0)
         engine = start(Broken(), 2)
         return len(train(engine, rank, 5)), heard

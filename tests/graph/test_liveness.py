@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import fx
 
 from torchloom.graph import live_bytes
 
@@ -32,11 +31,3 @@ def test_a_view_keeps_what_it_views_and_costs_nothing() -> None:
     curve = live_bytes(graph_of(fn, torch.ones(4)))
     assert curve[:3] == (16, 32, 32)
     assert max(curve) < 48
-
-
-def test_unused_values_die_at_once() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    x.meta["val"] = torch.empty(4)
-    graph.output(None)
-    assert live_bytes(graph) == (0, 0)

@@ -50,14 +50,6 @@ def test_equal_calls_of_one_trial_have_memory_of_their_own() -> None:
     assert storages[0] != storages[1] == storages[2]
 
 
-def test_outside_of_a_trial_nothing_is_looked_up() -> None:
-    x = fake()
-    known = KnownValues()
-    with known.trial():
-        first = placed(x, 2.0)
-    assert not any(a is b for a, b in zip(first, placed(x, 2.0), strict=True))
-
-
 def test_sizes_that_vary() -> None:
     x = fake(static_shapes=False)
     graph = fx.Graph()

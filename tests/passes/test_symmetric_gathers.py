@@ -10,7 +10,6 @@ from torch import fx, nn
 
 from support.graphs import CONTEXT, Tied, TwoLayers, apply, captured, copy_of
 from torchloom import ops
-from torchloom._torch.inductor import ops_made_in_place
 from torchloom.graph import SharedWeights, args_of, find, graph_text, positions
 
 X = torch.randn(4, 6)
@@ -109,8 +108,3 @@ def test_two_models_that_share_a_name_are_not_mixed_up(two_layers) -> None:
     for node in gathers:  # as if both weights had the first one's name
         node.args = (*node.args[:5], "first.weight")
     assert apply(gm, ["symmetric_gathers"], BOTH).passes[0].num_edits == 0
-
-
-def test_operators_that_inductor_writes_in_place_are_known() -> None:
-    assert torch.ops.aten.index_put.default in ops_made_in_place()
-    assert torch.ops.aten.mm.default not in ops_made_in_place()

@@ -47,12 +47,6 @@ def test_place_leaves_no_traced_operator(two_layers) -> None:
     assert apply(gm, ["place"]).passes[0].num_edits == 0
 
 
-@pytest.mark.parametrize("pass_name", ["bucket", "prefetch"])
-def test_nothing_to_do_without_transfers(pass_name: str) -> None:
-    gm = captured(TwoLayers(), [X], threshold=10_000)["forward"]
-    assert apply(gm, [pass_name]).passes[0].num_edits == 0
-
-
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_buckets_of_deep_models_hold_a_bounded_number_of_weights(deep, kind, monkeypatch) -> None:
     unbounded = copy_of(deep[kind])
@@ -73,7 +67,7 @@ def sizes(gather: int, reduce: int, ahead: int) -> dict[str, dict[str, int]]:
     return {"bucket": bucket, "prefetch": {"max_bytes": ahead}}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     gather=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),
     reduce=st.sampled_from([0, 1, 1100, 2500, 1 << 20]),

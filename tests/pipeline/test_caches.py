@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 import torchloom
@@ -48,10 +47,9 @@ def test_second_start_runs_no_pass(tmp_path) -> None:
         assert again[4]["backward torchloom.reduce_start"] == 1
     # A rank that is late finds forward and backward, and not yet the two together.
     shutil.rmtree(tmp_path / "aotautograd")
-    for _ in range(2):  # what it knew must not have replaced what was known
-        late = run_ranks(2, one_start, tmp_path, {}, timeout_s=300)[0]
-        assert late[1]["fxgraph_cache_hit"] == 2
-        assert late[3:] == warm[0][3:]
+    late = run_ranks(2, one_start, tmp_path, {}, timeout_s=300)[0]
+    assert late[1]["fxgraph_cache_hit"] == 2
+    assert late[3:] == warm[0][3:]
 
 
 def both_ways(rank, cache):
@@ -84,13 +82,6 @@ def test_each_code_of_one_graph_is_remembered_for_itself(tmp_path) -> None:
     shutil.rmtree(tmp_path / "aotautograd")  # as a rank finds them that is late
     late = run_ranks(2, both_ways, tmp_path, timeout_s=300)[0]
     assert [each[:2] for each in late] == [each[:2] for each in cold]
-
-
-def test_other_settings_miss(tmp_path) -> None:
-    run_ranks(2, one_start, tmp_path, {}, timeout_s=300)
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 20, "reduce_bucket_size": 1}
-    other = run_ranks(2, one_start, tmp_path, {"zero_optimization": zero}, timeout_s=300)
-    assert any("bucket" in passes for passes, *_ in other)
 
 
 def keep_first(limit: int):
@@ -165,38 +156,17 @@ def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:
     assert run_ranks(2, fn, timeout_s=300) == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "capture/partition.py",
-        "passes/zero3.py",
-        *(
-            pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("_torch/partition.py", "pieces/wrapper.py", "pipeline/planning.py")
-        ),
-    ],
-)
-def test_an_upgrade_of_what_shapes_graphs_has_another_key(file, tmp_path) -> None:
+def test_an_upgrade_of_what_shapes_graphs_has_another_key(tmp_path) -> None:
     """Graphs of an older torchloom are found by their key alone."""
     house = tmp_path / "torchloom"
     shutil.copytree(Path(torchloom.__file__).parent, house)
-    code = """
-from torchloom.pipeline import keys
-print(keys.sources_digest())
-"""
 
     def key() -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
+        code = "from torchloom.pipeline import keys; print(keys.sources_digest())"
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
 
     before = key()
-    assert before == key()
-    edited = house / file
+    edited = house / "passes" / "zero.py"
     edited.write_text(edited.read_text() + "\n\nEDITED = True\n")
     assert key() != before

@@ -30,14 +30,3 @@ def test_cycles_from_before_are_collected_behind_it() -> None:
         raise ValueError("in the block")
     gc.collect()
     assert gone() is None
-
-
-def test_what_a_user_froze_stays_frozen() -> None:
-    gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        with _older_objects_left_alone():
-            pass
-        assert gc.get_freeze_count() > before / 2  # some of them may have died
-    finally:
-        gc.unfreeze()

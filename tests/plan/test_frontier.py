@@ -32,12 +32,6 @@ MODELS = (
 NUM_BUDGETS = 100
 
 
-def captured(made):
-    """Return a captured model, its joint graph as a planner sees it, and how many results."""
-    found = Captured(*made)
-    return found, *found.to_plan()
-
-
 def search(graph, num_results):
     workspaces = WorkspaceTable()
     workspaces.probe(graph.nodes)
@@ -55,7 +49,7 @@ def search(graph, num_results):
 @pytest.mark.parametrize("name", MODELS)
 def test_budgets_are_kept_and_peaks_fall_with_them(name: str) -> None:
     torch.manual_seed(11)
-    _, graph, num_results = captured(ZOO[name]())
+    graph, num_results = Captured(*ZOO[name]()).to_plan()
     _, found = search(graph, num_results)
     least, most = found.min_peak_bytes, found.points[0].peak_bytes
     draw = random.Random(name)
@@ -79,7 +73,8 @@ def test_budgets_are_kept_and_peaks_fall_with_them(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "vit"])
 def test_points_are_measured_as_predicted(name: str) -> None:
     torch.manual_seed(12)
-    found, graph, num_results = captured(ZOO[name]())
+    found = Captured(*ZOO[name]())
+    graph, num_results = found.to_plan()
     model, searched = search(graph, num_results)
     points = searched.points
     for point in (points[0], points[len(points) // 2], points[-1]):
@@ -91,7 +86,8 @@ def test_points_are_measured_as_predicted(name: str) -> None:
 
 def test_the_smallest_plan_needs_no_more_than_a_checkpoint_per_block() -> None:
     torch.manual_seed(13)
-    found, graph, num_results = captured(llama(6, 32, 4, 4))
+    found = Captured(*llama(6, 32, 4, 4))
+    graph, num_results = found.to_plan()
     plan = Planner(1 << 40).plan(PlanningProblem(joint=graph, num_results=num_results))
     tight = Planner(plan.min_peak_bytes).plan(PlanningProblem(joint=graph, num_results=num_results))
     planned = found.planned(Choices(recompute=tight.recompute))

@@ -13,7 +13,7 @@ from torchloom.config import load_config
 from torchloom.costs import NETWORKS, Network
 from torchloom.memory import micro_step
 from torchloom.passes import PASSES
-from torchloom.pipeline.options import derived_options, joined_options
+from torchloom.pipeline.registry import derived_options, joined_options
 from torchloom.recipes.train.model import Llama, LlamaConfig
 from torchloom.shard import Layout, Precision, plan_layout
 

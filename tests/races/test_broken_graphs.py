@@ -50,16 +50,6 @@ def use_freed(gm: fx.GraphModule) -> str:
     return r"%mm_1 .* uses %tanh_backward .* after its memory was given back"
 
 
-@_wrong
-def free_twice(gm: fx.GraphModule) -> str:
-    node = find(gm.graph, aten.silu_backward.default)[0]
-    last = gm.graph.output_node().prev
-    view = _view(last, node)
-    again = _after(view, ops.free_, ([view],))
-    view.append(again.graph.call_function(ops.free_, ([node],)))
-    return f"%{again.name} .* uses %{node.name} .* after its memory was given back"
-
-
 def _view(behind: fx.Node, node: fx.Node) -> fx.Node:
     return _after(behind, aten.view.default, (node, [-1]))  # without a recorded value
 
@@ -79,14 +69,6 @@ def write_through_views(gm: fx.GraphModule) -> str:
     view = _view(start, start.args[0][0])
     _after(view, aten.mul_.Tensor, (view, 2))
     return f"%mul__tensor .* writes %mm_1 .* transfer %{start.name}"
-
-
-@_wrong
-def write_by_out(gm: fx.GraphModule) -> str:
-    start = _first(gm, ops.reduce_start)
-    grad = start.args[0][1]
-    _after(start, aten.add.out, (grad, grad), {"out": grad})
-    return f"%add_out .* writes %mm_3 .* transfer %{start.name}"
 
 
 @_wrong
@@ -114,14 +96,6 @@ def write_an_arriving_weight(gm: fx.GraphModule) -> str:
 
 
 @_wrong
-def copy_an_arriving_weight(gm: fx.GraphModule) -> str:
-    start = _first(gm, ops.gather_start)
-    pick = [*start.users][-1]
-    _after(pick, aten.reshape.default, (pick, [-1]))
-    return f"%reshape_default .* reads %{pick.name} .* before transfer %{start.name}"
-
-
-@_wrong
 def write_a_resident_weight(gm: fx.GraphModule) -> str:
     start = _first(gm, ops.gather_start)
     shard = start.args[0][0]
@@ -141,33 +115,10 @@ def wait_for_one_of_a_bucket(gm: fx.GraphModule) -> str:
 
 
 @_wrong
-def wait_for_parts_of_two(gm: fx.GraphModule) -> str:
-    gathers, reductions = (
-        _wait_of(_first(gm, op, 3)) for op in (ops.gather_start, ops.reduce_start)
-    )
-    reductions.args = ([*reductions.args[0][:-1], gathers.args[0][-1]], *reductions.args[1:])
-    return f"%{reductions.name} .line .* waits for no transfer"
-
-
-@_wrong
-def wait_by_another_handle(gm: fx.GraphModule) -> str:
-    wait = _wait_of(_first(gm, ops.gather_start))
-    wait.args = (*wait.args[:2], "4x1#other")
-    return f"%{wait.name} .line .* waits for no transfer"
-
-
-@_wrong
 def wait_for_a_copy_as_for_a_gather(gm: fx.GraphModule) -> str:
     wait = _wait_of(_first(gm, ops.reload_start))
     wait.kwargs = {"results": wait.args[0], "inputs": wait.args[1], "handle": "2x1#test"}
     wait.args = ()
-    return f"%{wait.name} .line .* waits for no transfer"
-
-
-@_wrong
-def wait_for_no_result(gm: fx.GraphModule) -> str:
-    wait = _wait_of(_first(gm, ops.gather_start))
-    wait.args = (wait.args[1], *wait.args[1:])
     return f"%{wait.name} .line .* waits for no transfer"
 
 
@@ -183,31 +134,10 @@ def read_by_a_view_without_value(gm: fx.GraphModule) -> str:
 
 
 @_wrong
-def read_the_list(gm: fx.GraphModule) -> str:
-    start = _first(gm, ops.gather_start, 3)
-    last = [*start.users][-1]
-    _after(last, aten.cat.default, (start,))
-    return f"%cat_default .line .* reads %.* before transfer %{start.name}"
-
-
-@_wrong
 def drop_a_reduction(gm: fx.GraphModule) -> str:
     start = _first(gm, ops.sync_start, 5)
     start.graph.output_node().replace_input_with(next(iter(start.users)), start.args[0][0])
     return "gradient %sum_1 .line .* of 'down.bias' is not returned by return .line"
-
-
-@_wrong
-def drop_a_transfer(gm: fx.GraphModule) -> str:
-    start = _first(gm, ops.sync_start, 5)
-    grads, params, *rest = start.args
-    picks = [*start.users][:5]
-    gm.graph.output_node().replace_input_with(picks[4], grads[4])
-    start.args = (grads[:4], params[:4], *rest)
-    wait = _wait_of(start)
-    wait.args = (picks[:4], grads[:4], wait.args[2])
-    gm.graph.erase_node(picks[4])
-    return "of 'norm.weight' is not reduced exactly once, see return"
 
 
 @_wrong
@@ -219,14 +149,6 @@ def reduce_zeros(gm: fx.GraphModule) -> str:
     start.args = (grads, *start.args[1:])
     _wait_of(start).args = (_wait_of(start).args[0], grads, start.args[-1])
     return f"gradient %mm_3 .line .* of 'up.weight' is not reduced exactly once, see %{start.name} "
-
-
-@_wrong
-def zero_before_the_wire(gm: fx.GraphModule) -> str:
-    start = _first(gm, ops.reduce_start)
-    with gm.graph.inserting_before(start):
-        gm.graph.call_function(aten.mul_.Tensor, (start.args[0][0], 0.0))
-    return "of 'down.weight' is not reduced exactly once"
 
 
 @_wrong
@@ -242,15 +164,6 @@ def swap_gradients(gm: fx.GraphModule) -> str:
     first, second, third = start.args[0]
     start.args = ([first, third, second], *start.args[1:])
     return "of 'gate.weight' is not reduced exactly once|of 'up.weight' is not reduced exactly once"
-
-
-@_wrong
-def swap_results(gm: fx.GraphModule) -> str:
-    output = gm.graph.output_node()
-    results = list(output.args[0])
-    results[3], results[5] = results[5], results[3]
-    output.args = (tuple(results),)
-    return "of 'gate.weight' is not returned by return"
 
 
 @_wrong

@@ -11,9 +11,7 @@ from torch import fx, nn
 
 from support.graphs import Options, TwoLayers, apply, captured, copy_of
 from support.races import JOINT, LOWERED, OFFLOADING, Mixed, is_bad, mutants
-from torchloom import ops
 from torchloom.errors import PassError
-from torchloom.graph import find
 from torchloom.ops.match import offloads, reloads
 from torchloom.pipeline.manager import check_races
 from torchloom.races import Free, Start, TransferSchedule, Use, WaitFor, find_races, schedule_of
@@ -48,7 +46,7 @@ def emitted(gm: fx.GraphModule, options: Options) -> TransferSchedule:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("ahead", [0, 100, 1 << 20])
+@pytest.mark.parametrize("ahead", [0, 1 << 20])
 def test_what_passes_emit_is_accepted(graphs, slots: int, ahead: int) -> None:
     for gm in graphs.values():
         for bucket in (0, 600, 1 << 20):
@@ -143,19 +141,6 @@ def test_a_broken_graph_is_an_error_that_names_the_race(graphs, kind: str) -> No
     gm.graph.erase_node(copies[0].wait)
     with pytest.raises(PassError, match=copies[0].start.name):
         check_races(gm, "graph0", LOWERED[-1])
-
-
-def test_dropping_any_wait_of_a_graph_is_found(graphs) -> None:
-    num_waits = 0
-    for gm in graphs.values():
-        whole = copy_of(gm)
-        apply(whole, LOWERED)
-        for index in range(len(find(whole.graph, ops.wait_))):
-            broken = copy_of(whole)
-            broken.graph.erase_node(find(broken.graph, ops.wait_)[index])
-            assert find_races(schedule_of(broken.graph)), index
-            num_waits += 1
-    assert num_waits >= 40
 
 
 @pytest.mark.parametrize("pair_has_value", [False, True])

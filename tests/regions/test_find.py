@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from torchloom.regions import Found, find_regions
 
@@ -93,25 +92,6 @@ def test_frozen_layers_are_another_form() -> None:
     assert [len(each) for each in groups] == [5, 4]
 
 
-def test_data_that_flows_in_another_way_is_another_form() -> None:
-    class Crossed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(8))
-
-        def forward(self, x):
-            y = x.sin()
-            for n, each in enumerate(self.layers):
-                a, b = (x, y) if n % 3 else (y, x)  # equal operators, other operands
-                x, y = torch.tanh(each(a)) - b, torch.cos(a)
-            return x.sum()
-
-    found = regions(Crossed(), torch.randn(3, 6))
-    for group in found.groups:
-        assert len({part.form for part in group}) == 1
-    assert sum(len(group) for group in found.groups) < 8
-
-
 def test_an_encoder_and_a_decoder_are_two_groups() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -150,34 +130,6 @@ def test_a_result_that_shows_the_memory_of_an_operand_is_refused() -> None:
             storages = {n.meta["example_value"].untyped_storage()._cdata for n in part.operands}
             for node in part.results:
                 assert node.meta["example_value"].untyped_storage()._cdata not in storages
-
-
-def test_elementwise_chains_are_no_layers() -> None:
-    def chain(x):
-        for _ in range(12):
-            x = torch.tanh(x) + 1
-        return x
-
-    assert regions(chain, torch.randn(3)).groups == ()
-
-
-def test_attention_masks_of_two_kinds_are_operands() -> None:
-    class Windows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
-
-        def forward(self, x):
-            full = torch.ones(5, 5, dtype=torch.bool).tril()
-            near = full & ~torch.ones(5, 5, dtype=torch.bool).tril(-2)
-            x = x.tanh()
-            for n, q in enumerate(self.q):
-                mask = full if n % 2 else near
-                x = x + F.scaled_dot_product_attention(q(x), x, x.sin(), attn_mask=mask)
-            return x.sum()
-
-    (group,) = regions(Windows(), torch.randn(2, 5, 8)).groups
-    assert len(group) == 5  # the first has no gradient of its input
 
 
 def test_what_makes_layers_differ_is_told() -> None:

@@ -61,16 +61,6 @@ def test_what_returns_its_own_tensor_is_dropped_and_copies_stay(fn: Any, left: l
         assert torch.equal(one, other)
 
 
-def test_gradients_are_summed_as_before() -> None:
-    x = torch.randn(5, 7, requires_grad=True)
-    (expected,) = torch.autograd.grad(read_twice(x), x)
-    gm = captured(read_twice, x)
-    drop_identities(gm.graph)
-    gm.recompile()
-    (found,) = torch.autograd.grad(gm(x)[0], x)
-    assert torch.equal(found, expected)
-
-
 def test_sizes_may_be_symbols() -> None:
     x = torch.randn(3, 4)
     torch._dynamo.mark_dynamic(x, 0)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from torchloom.errors import RegionError
-from torchloom.regions.policies import choice_text
+from torchloom.regions.labels import choice_text
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.regions.repeats import Stretch, longest_stretch
+from torchloom.regions.find import Stretch, longest_stretch
 
 
 def labels(text: str) -> list[int]:
@@ -37,11 +37,6 @@ def test_what_follows_upon_itself_is_found(text: str, expected: Any) -> None:
     assert stretch(text) == (expected and Stretch(*expected))
 
 
-def test_short_periods_and_few_repeats_do_not_count() -> None:
-    assert stretch("aaaaaa", min_period=3) is None
-    assert stretch("xyxyxy", min_repeats=4) is None
-
-
 def test_layers_of_many_equal_operators_are_found() -> None:
     """Operators that stand many times in each layer must not hide the period."""
     layer = "".join(random.Random(0).choices("abc", k=40)) + "S"
@@ -51,7 +46,7 @@ def test_layers_of_many_equal_operators_are_found() -> None:
     assert found.num_repeats == 9
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_stretch_repeats(seed: int) -> None:
     rng = random.Random(seed)
     unit = rng.choices(range(5), k=rng.randint(3, 30))

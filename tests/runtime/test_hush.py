@@ -11,7 +11,7 @@ from torchloom import envs
 
 SCRIPT = """
 import contextlib, sys, torch.distributed as dist
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 first, second = (
     dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in "ab"
@@ -41,7 +41,7 @@ def test_a_lost_store_prints_no_stack_within_the_block_alone(is_shown: bool) -> 
 
 
 def test_blocks_of_several_threads_may_end_in_any_order() -> None:
-    from torchloom._torch import hush
+    from torchloom._torch import distributed as hush
 
     level = hush._level()
     assert level is not None

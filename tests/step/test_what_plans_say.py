@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchloom
 from support.pool import run_ranks
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 from torchloom.errors import PlanError
 from torchloom.loop.plan_check import standing_bytes
 from torchloom.memory import distinct_bytes, measure_peak

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from torchloom.runtime.host import HostArena, Mover, engines
+from torchloom.runtime.host import HostArena, Mover, mover as movers
 
 _POISON = 0xFF
 """Four or two of these bytes are a NaN in every float type."""
@@ -18,7 +18,7 @@ _POISON = 0xFF
 @contextmanager
 def fuzzed(seed: int, most_s: float = 1e-3) -> Iterator[None]:
     """Delay each copy for up to `most_s`, and fill memory with NaNs when it is made, freed, or about to be written."""
-    draws, copy_all = random.Random(seed), engines.copy_all
+    draws, copy_all = random.Random(seed), movers.copy_all
     empty, bury, begin_copy = HostArena.empty, HostArena._bury, Mover.begin_copy
 
     def late(pairs):
@@ -43,7 +43,7 @@ def fuzzed(seed: int, most_s: float = 1e-3) -> Iterator[None]:
         return begin_copy(self, direction, pairs)
 
     with (
-        mock.patch.object(engines, "copy_all", late),
+        mock.patch.object(movers, "copy_all", late),
         mock.patch.object(HostArena, "empty", poisoned),
         mock.patch.object(HostArena, "_bury", buried),
         mock.patch.object(Mover, "begin_copy", begun),

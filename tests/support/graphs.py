@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import torchloom.runtime  # noqa: F401  binds the operators
-from torchloom._torch.aot import aot_compile
-from torchloom._torch.partition import min_cut_partition
+from torchloom._torch.aot import aot_compile, min_cut_partition
 from torchloom.errors import ShardError
 from torchloom.graph import PassContext
 from torchloom.passes import PASSES

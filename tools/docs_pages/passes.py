@@ -15,7 +15,7 @@ from docs_pages.lists import arguments, fields, listed
 from torchloom.config.schema_sections import CompileSection
 from torchloom.graph import GraphPass, PassContext
 from torchloom.passes import PASSES
-from torchloom.pipeline.presets import PRESETS
+from torchloom.pipeline.registry import PRESETS
 
 _EXACT = re.compile(r"\s*Changes\s+no\s+values\.")
 """The page says once that this holds for each pass whose section says nothing else."""

@@ -1,9 +1,9 @@
-"""AOTAutograd with compilers of our own, and graph modules whose code takes a boxed list or is made when it is called first."""
+"""Call AOTAutograd with compilers of our own, torch's partitioner whole or in parts, and graph modules that run boxed or lazily."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -71,3 +71,143 @@ def sketching() -> AbstractContextManager[Any]:
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     return _use_lazy_graph_module(True)
+
+
+def prepare_joint(joint: fx.GraphModule, *, is_clean: bool = False) -> fx.GraphModule:
+    """Remove dead and repeated nodes; tag what must be saved whatever anybody wants.
+
+    Args:
+        joint: the joint graph, which is edited.
+        is_clean: whether such nodes were removed before, so that only tags are looked at.
+    """
+    from torch._functorch import config
+    from torch._functorch import partitioners as torch_partitioners
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    if not is_clean:
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
+        if config.cse:
+            joint.graph = fx_graph_cse(joint.graph)
+    if torch_partitioners.has_recomputable_ops(joint):
+        joint = torch_partitioners.cleanup_recompute_tags(joint, is_default_partition=False)
+    for name in (
+        "force_save_collectives",
+        "force_save_effectful_ops",
+        "force_save_bw_mutation_src",
+    ):
+        check = getattr(torch_partitioners, name, None)
+        if check is not None:
+            check(joint)
+    return joint
+
+
+def split_joint(
+    joint: fx.GraphModule,
+    saved: Sequence[fx.Node],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int],
+    redraws: bool,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph into forward and backward, given the values that cross.
+
+    Args:
+        joint: from `prepare_joint`.
+        saved: nodes whose values forward hands to backward; numbers of symbolic shapes among them.
+        num_fwd_outputs: results of the forward graph, without saved values.
+        static_lifetime_input_indices: inputs that live on, as AOTAutograd knows them.
+        redraws: whether random operators run again in backward and must draw the same numbers.
+    """
+    from torch._functorch import partitioners as torch_partitioners
+    from torch.fx.experimental.proxy_tensor import is_sym_node
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    info = torch_partitioners.classify_nodes(
+        joint, list(static_lifetime_input_indices), num_fwd_outputs
+    )
+    symbols = [node for node in saved if is_sym_node(node)]
+    forward, backward = torch_partitioners._extract_fwd_bwd_modules(
+        joint,
+        [node for node in saved if not is_sym_node(node)],
+        saved_sym_nodes=symbols,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_nodes=info.static_lifetime_input_nodes,
+    )
+    if redraws:
+        with _fake_mode_of(joint):
+            forward, backward = torch_partitioners.functionalize_rng_ops(
+                joint, forward, backward, len(symbols)
+            )
+        with _disable_current_modes(), _fake_mode_of(joint):  # bodies are split within a trace
+            _record_drawn(forward.graph)
+            _record_drawn(backward.graph)
+    backward = torch_partitioners.reordering_to_mimic_autograd_engine(backward)
+    forward = torch_partitioners.raise_getitems(forward)
+    backward = torch_partitioners.raise_getitems(backward)
+    thread = getattr(torch_partitioners, "thread_graphsafe_rng_from_hops", None)
+    if thread is not None:
+        forward, backward = thread(forward, is_backward=False), thread(backward, is_backward=True)
+    return forward, backward
+
+
+def _record_drawn(graph: fx.Graph) -> None:
+    """Record the values of calls that draw random numbers twice, which torch leaves without.
+
+    Their results take memory from the call on, not from where they are picked.
+    """
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+    for target in (run_and_save_rng_state, run_with_rng_state):
+        for node in graph.find_nodes(op="call_function", target=target):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            node.meta["val"] = target(*args, **kwargs)
+
+
+def _fake_mode_of(joint: fx.GraphModule) -> AbstractContextManager[Any]:
+    """Return the mode in which a graph was traced: plans are also made when no trace is running."""
+    from torch._guards import detect_fake_mode
+
+    values = [node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder")]
+    return detect_fake_mode() or detect_fake_mode(values) or nullcontext()
+
+
+def is_symbol(node: fx.Node) -> bool:
+    """Say whether a node's value is a symbolic number."""
+    from torch.fx.experimental.proxy_tensor import is_sym_node
+
+    return bool(is_sym_node(node))
+
+
+def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+    """Split a joint graph by min-cut, obeying the recompute tags of its nodes."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+
+
+def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:
+    """Return the graphs that min-cut would make of a joint graph, which stays as it is.
+
+    Nodes keep their names: in the trial common subexpressions are not merged, and random operators
+    that backward runs again are not wrapped.
+    """
+    from unittest import mock
+
+    from torch._functorch import config, partitioners
+
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(joint.graph, {}))
+    copy.output_node().meta.update(joint.graph.output_node().meta)
+    as_they_are = mock.patch.object(
+        partitioners, "functionalize_rng_ops", lambda joint, fw, bw, num_syms: (fw, bw)
+    )
+    with config.patch(cse=False), as_they_are:  # type: ignore[attr-defined]
+        forward, backward = partitioners.min_cut_rematerialization_partition(
+            fx.GraphModule(joint, copy), (), num_fwd_outputs=num_fwd_outputs
+        )
+    return forward.graph, backward.graph
+
+
+MUST_BE_IN_BACKWARD = {"partitioner_tag": "must_be_in_backward"}
+"""Meta of a node that min-cut leaves to the backward graph, with all that reads it."""

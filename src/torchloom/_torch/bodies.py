@@ -116,13 +116,13 @@ def trace_part(
         graphs.append((graph_module, len(results), {}))  # type: ignore[arg-type]
         return compiler(graph_module, example_inputs)
 
-    table = _inductor_decompositions() if for_inductor else None
+    more = {"decompositions": _inductor_decompositions()} if for_inductor else {}
     backend = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
         partition_fn=partition,
         inference_compiler=infer,
-        **({} if table is None else {"decompositions": table}),
+        **more,
     )
     mode = detect_fake_mode(inputs)
     with (

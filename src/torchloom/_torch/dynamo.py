@@ -1,6 +1,9 @@
-"""Says whether Dynamo works here, and whether it is about to capture again."""
+"""Says whether Dynamo works here, whether it is about to capture again, and what differs between versions of torch (`FACTS`)."""
 
 from __future__ import annotations
+
+import torch
+from torch.torch_version import TorchVersion
 
 
 def why_no_dynamo() -> str | None:
@@ -26,3 +29,18 @@ def forget_compiled() -> None:
     import torch
 
     torch._dynamo.reset()
+
+
+def keeps_tangents() -> bool:
+    """Return whether autograd's frame holds the gradients of results through the whole of backward."""
+    return TorchVersion(torch.__version__) < "2.13"
+
+
+def guards_requires_grad() -> bool:
+    """Return whether Dynamo puts guards on `requires_grad` of a module's parameters."""
+    return TorchVersion(torch.__version__) >= "2.12"
+
+
+def lowers_calls() -> bool:
+    """Return whether Inductor is known to generate one function for several calls of a subgraph."""
+    return TorchVersion(torch.__version__) >= "2.13"

@@ -93,11 +93,11 @@ def load_inductor() -> None:
     import torch._inductor.compile_fx  # noqa: F401
 
 
-def hash_files(paths: tuple[str, ...], extra: str = "") -> bytes:
-    """Hash the contents of source files with a salt (cached for the last call only)."""
+def hash_files(paths: tuple[str, ...]) -> bytes:
+    """Hash the contents of source files (cached for the last call only)."""
     from torch._inductor.custom_graph_pass import get_hash_for_files
 
-    return get_hash_for_files(paths, extra)
+    return get_hash_for_files(paths)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchloom._torch.facts import guards_requires_grad
+from torchloom._torch.dynamo import guards_requires_grad
 
 _TORCH_LIMIT = 8
 """The default of `torch._dynamo.config.recompile_limit`; another value was chosen by the user."""
@@ -149,13 +149,8 @@ def compiled_in_place(module: torch.nn.Module) -> Callable[..., Any] | None:
 
 
 def call_in_place(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
-    """Let calls of a module run what `compiled_in_place` returned."""
+    """Let calls of a module run what `compiled_in_place` returned; None: eagerly again."""
     module._compiled_call_impl = call
-
-
-def forget_compiled_call(module: torch.nn.Module) -> None:
-    """Let calls of `module` run eagerly again."""
-    module._compiled_call_impl = None
 
 
 def runs_forward_alone(module: torch.nn.Module) -> bool:

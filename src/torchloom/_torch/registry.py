@@ -66,13 +66,9 @@ def keeps_tags_by_name() -> bool:
     return hasattr(registry, "_BACKEND_TAGS")
 
 
+@functools.cache
 def unknown_backend_error(base: type[Exception]) -> type[Exception]:
     """Return a class that is torch's `InvalidBackend` as well as `base`."""
-    return _unknown_backend_error(base)
-
-
-@functools.cache
-def _unknown_backend_error(base: type[Exception]) -> type[Exception]:
     from torch._dynamo.exc import InvalidBackend
 
     def init(self: Exception, message: str) -> None:  # torch's own takes a name

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom._torch import partition as torch_partition
+from torchloom._torch import aot as torch_partition
 from torchloom._torch.tensors import fake_like
 from torchloom.capture.hooks import Bodies
 from torchloom.graph import args_of, draws, forward_nodes, is_view, value_of

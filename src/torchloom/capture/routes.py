@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.aot import BoxedCodeGen, aot_compile, boxed
+from torchloom._torch.aot import BoxedCodeGen, aot_compile, boxed, min_cut_partition
 from torchloom._torch.inductor import inductor_compile
-from torchloom._torch.partition import min_cut_partition
 from torchloom.capture.calls import call_boxed, name_calls, prepare_calls, split_joint
 from torchloom.capture.hooks import GraphHook, GraphKind, SplitHook, WeaveHooks, kind_of
 from torchloom.ops.regions import known_bodies

@@ -193,6 +193,15 @@ class DigestBlock(NamedTuple):
     crc: int
 
 
+def blocks_of(files: dict[str, Sums]) -> list[DigestBlock]:
+    """Return all blocks of all files."""
+    return [
+        DigestBlock(name, index, crc)
+        for name, sums in sorted(files.items())
+        for index, crc in enumerate(sums.blocks)
+    ]
+
+
 def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int = 1) -> list[str]:
     """Compare this rank's share of all files with their digests; return what is wrong.
 
@@ -205,11 +214,7 @@ def check_files(path: Path, manifest: Manifest, rank: int = 0, world_size: int =
     Returns:
         One sentence per bad file; empty if all is as it was saved.
     """
-    blocks = [
-        DigestBlock(name, index, crc)
-        for name, sums in sorted(manifest.files.items())
-        for index, crc in enumerate(sums.blocks)
-    ][rank::world_size]
+    blocks = blocks_of(manifest.files)[rank::world_size]
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         found = threads.map(lambda block: _check(path / block.name, block), blocks)
         wrong: dict[str, str] = {}

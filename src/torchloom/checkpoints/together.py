@@ -15,8 +15,7 @@ from typing import Any, final
 
 import torch.distributed as dist
 
-from torchloom._torch.distributed import own_store
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store, own_store
 from torchloom.errors import CheckpointError, PeerLostError, TorchloomError, first_line
 from torchloom.exchange import Alone, Exchange, StoreExchange
 from torchloom.runtime.lines import how_gone, longest_s

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom._torch.module_calls import forget_compiled_call
+from torchloom._torch.module_calls import call_in_place
 from torchloom.checkpoints import Counters
 from torchloom.engine.batches import Batches
 from torchloom.engine.compiling import Compiling
@@ -359,7 +359,7 @@ class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
                 self._compiled.session.close()
             self._compiled = None
             self.world.comm.residents.clear()
-            forget_compiled_call(self.module)
+            call_in_place(self.module, None)
 
     def unshard(self) -> nn.Module:
         """Return the model with whole weights; all ranks must call. The engine cannot be used afterwards."""

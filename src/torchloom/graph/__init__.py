@@ -6,10 +6,16 @@ Passes import these helpers, so a pass holds only its decisions.
 from __future__ import annotations
 
 from torchloom.graph.activations import (
+    GraphSplit,
     draws,
     droppable,
     forward_nodes,
+    inner_owners,
+    live_bytes,
     movable,
+    outputs_of,
+    split_between,
+    split_of,
 )
 from torchloom.graph.alias import (
     argument,
@@ -30,6 +36,7 @@ from torchloom.graph.contract import (
     options_of,
 )
 from torchloom.graph.edit import (
+    KnownValues,
     call,
     front_as,
     move_after,
@@ -38,7 +45,6 @@ from torchloom.graph.edit import (
     replace,
     tag,
 )
-from torchloom.graph.liveness import live_bytes
 from torchloom.graph.nodes import (
     args_of,
     find,
@@ -52,9 +58,7 @@ from torchloom.graph.nodes import (
     tensors_in,
     value_of,
 )
-from torchloom.graph.split import GraphSplit, outputs_of, split_between, split_of
-from torchloom.graph.text import graph_digest, graph_text, op_counts
-from torchloom.graph.trial import KnownValues
+from torchloom.graph.text import digest_of, graph_digest, graph_text, op_counts
 from torchloom.graph.writes import is_in_place_name, is_only_read, overloads_of, written
 
 __all__ = [
@@ -68,6 +72,7 @@ __all__ = [
     "args_of",
     "argument",
     "call",
+    "digest_of",
     "draws",
     "droppable",
     "find",
@@ -76,6 +81,7 @@ __all__ = [
     "front_as",
     "graph_digest",
     "graph_text",
+    "inner_owners",
     "is_fetched",
     "is_in_place_name",
     "is_on_host",

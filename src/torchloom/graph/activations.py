@@ -1,13 +1,22 @@
-"""Find the forward half of a joint graph, and what of it backward could compute again or read from the host."""
+"""Find the halves of a joint graph: what runs forward, what backward could compute again, what is saved between.
+
+A trial of the partitioner tells what will be saved, so a joint pass can act on what will really be kept instead
+of guessing; the joint graph itself stays as it is. `live_bytes` is a first look at what is alive when, without aliases
+or reuse: views count as nothing of their own, because they share what they view.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
+from torchloom._torch.aot import trial_partition
 from torchloom._torch.operators import OpOverload
-from torchloom.graph.alias import is_view, owners, source_of
-from torchloom.graph.nodes import tensors_in, value_of
+from torchloom.graph.alias import is_view, owners, source_of, viewed
+from torchloom.graph.nodes import is_on_host, nbytes, tensors_in, value_of
 
 
 def forward_nodes(joint: fx.Graph) -> list[fx.Node]:
@@ -112,18 +121,31 @@ def movable(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     floating-point tensors, symbolic and empty shapes, results of torchloom's own operators, and
     whatever shares memory with a graph input or output: parameters, the loss.
     """
+    owner = inner_owners(graph)
+    plain = {node: _is_plain(node) for node in set(owner.values())}
+    return {node: root for node, root in owner.items() if plain[root]}
+
+
+def inner_owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return each node that shares no memory with an input or a result, with the node that owns its memory.
+
+    Owners are calls, and not of torchloom's own operators.
+    """
     owner = owners(graph)
     ends = [*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes]
     fixed = {owner[node] for node in ends if node in owner}
-    plain = {node: node not in fixed and _is_plain(node) for node in set(owner.values())}
-    return {node: root for node, root in owner.items() if plain[root]}
+    return {
+        node: root
+        for node, root in owner.items()
+        if root not in fixed and root.op == "call_function"
+        if getattr(root.target, "namespace", "") != "torchloom"
+    }
 
 
 def _is_plain(node: fx.Node) -> bool:
     """Say whether a node is a floating-point tensor of known shape that fills its storage."""
     value = value_of(node)
-    is_ours = getattr(node.target, "namespace", "") == "torchloom"
-    if node.op != "call_function" or is_ours or value is None or not value.is_floating_point():
+    if value is None or not value.is_floating_point():
         return False
     sizes = (*value.shape, *value.stride(), value.storage_offset())
     if not all(isinstance(size, int) for size in sizes) or value.numel() == 0:
@@ -133,3 +155,78 @@ def _is_plain(node: fx.Node) -> bool:
 
 def _holds_tensor(value: object) -> bool:
     return any(True for _ in tensors_in(value))
+
+
+def live_bytes(graph: fx.Graph) -> tuple[int, ...]:
+    """Return the bytes alive after each node: inputs from the start, results until their last use."""
+    nodes = list(graph.nodes)
+    last_use: dict[fx.Node, int] = {}
+    for index, node in enumerate(nodes):
+        last_use.setdefault(node, index)
+        for used in node.all_input_nodes:
+            owner: fx.Node | None = used
+            while owner is not None:  # who reads a view keeps what it views
+                last_use[owner] = index
+                owner = viewed(owner)
+    dies: dict[int, int] = {}
+    alive, curve = 0, []
+    for index, node in enumerate(nodes):
+        if node.op != "output" and viewed(node) is None:
+            size = 0 if is_on_host(node) else nbytes(node)
+            alive += size
+            dies[last_use[node]] = dies.get(last_use[node], 0) + size
+        alive -= dies.pop(index, 0)
+        curve.append(alive)
+    return tuple(curve)
+
+
+@dataclass(frozen=True)
+class GraphSplit:
+    """Nodes of a joint graph by where they will run; names, because graphs are copied."""
+
+    forward: frozenset[str]
+    """Computed in the forward graph."""
+    backward: frozenset[str]
+    """Computed in the backward graph: again, if they are in `forward` as well."""
+    saved: frozenset[str]
+    """Handed from one to the other, graph inputs included."""
+    num_outputs: int
+    """The first outputs of the joint graph are the forward's, the others are gradients."""
+
+
+def split_of(joint: fx.GraphModule) -> GraphSplit | None:
+    """Return how min-cut would divide a joint graph; None for a graph without a backward half."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    if not any(node.name.startswith("tangents") for node in placeholders):
+        return None
+    num_grads = sum(node.name.startswith("primals") for node in placeholders)
+    num_outputs = len(outputs_of(joint.graph)) - num_grads
+    return split_between(*trial_partition(joint, num_outputs), num_outputs)
+
+
+def split_between(forward: fx.Graph, backward: fx.Graph, num_outputs: int) -> GraphSplit:
+    """Return how two graphs divide the joint graph that they were made of.
+
+    Args:
+        forward: one of the two.
+        backward: the other one.
+        num_outputs: how many of the joint graph's outputs are forward's.
+    """
+    inputs = (node.name for node in backward.find_nodes(op="placeholder"))
+    return GraphSplit(
+        forward=_computed(forward),
+        backward=_computed(backward),
+        saved=frozenset(name for name in inputs if not name.startswith("tangents")),
+        num_outputs=num_outputs,
+    )
+
+
+def _computed(graph: fx.Graph) -> frozenset[str]:
+    return frozenset(node.name for node in graph.nodes if node.op == "call_function")
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    """Return what a captured graph returns, a flat list of nodes and constants."""
+    (values,) = graph.output_node().args
+    assert isinstance(values, (list, tuple))
+    return list(values)

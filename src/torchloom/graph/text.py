@@ -46,7 +46,12 @@ def graph_digest(graph: fx.Graph) -> str:
     good for the next.
     """
     text = _SERIAL.sub(r"\1", graph_text(graph))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return digest_of(text)
+
+
+def digest_of(text: str, num_bytes: int = 8) -> str:
+    """Return a hash of a text that is the same in each process."""
+    return hashlib.blake2b(text.encode(), digest_size=num_bytes).hexdigest()
 
 
 def op_counts(graph: fx.Graph) -> dict[str, int]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchloom import envs
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 from torchloom.errors import ConfigError, PeerLostError, first_line
 from torchloom.log import get_logger
 

@@ -32,8 +32,8 @@ from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import StepLog, Work
 from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
+from torchloom.memory.measure import device_bytes
 from torchloom.pipeline import CompileSession, PassItem, Schedule
-from torchloom.pipeline.device import device_bytes
 from torchloom.runtime import Communicator, lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states

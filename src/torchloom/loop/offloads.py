@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from torchloom.config import Config
 from torchloom.errors import ConfigError
 from torchloom.loop.stream import StateStream, to_host
-from torchloom.pipeline.options import offloadable_params
-from torchloom.pipeline.presets import ALIASES
+from torchloom.pipeline.registry import ALIASES, offloadable_params
 from torchloom.runtime import Mover, mover_of
 from torchloom.shard import Layout, owners_of
 from torchloom.step.interfaces import SHARDS, STATES

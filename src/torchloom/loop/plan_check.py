@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchloom._torch.hush import hushed_store
+from torchloom._torch.distributed import hushed_store
 from torchloom._torch.modes import is_profiling
 from torchloom.events import PlanCompared
 from torchloom.log import get_logger

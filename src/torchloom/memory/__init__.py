@@ -5,12 +5,11 @@ from __future__ import annotations
 from torchloom.memory.alive import PeakContents, alive_at_peak, module_of, module_path
 from torchloom.memory.expand import CalledPart, ExpandedJoint, expanded, expanded_joint
 from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
+from torchloom.memory.ledger import optimizer_peak
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
-from torchloom.memory.optimizer import optimizer_peak
 from torchloom.memory.replay import Interface, interface_of, replay_peak
-from torchloom.memory.storages import distinct_bytes, storages_of
-from torchloom.memory.transit import Transit
+from torchloom.memory.storages import Transit, distinct_bytes, storages_of
 from torchloom.memory.workspace import WorkspaceTable, real_like
 
 __all__ = [

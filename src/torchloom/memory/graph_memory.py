@@ -16,8 +16,7 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import args_of, is_view_op, value_of, viewed
-from torchloom.memory.storages import Storage, storages_of
-from torchloom.memory.transit import Transit
+from torchloom.memory.storages import Storage, Transit, storages_of
 from torchloom.memory.workspace import Probed
 from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
 
@@ -167,68 +166,54 @@ def _beside_calls(
 
     Less than nothing where a body frees more than it returns before it returns it.
     """
-    peaks, found = _CallPeaks(probe), {}
+    known: dict[Hashable, int] = {}
+    found: dict[fx.Node, int] = {}
     for index, node in enumerate(order):
         if is_call_of_body(node):
             operands = [parts.get(each, {}) for each in inputs_of(node)]
             freed = {storage: owned[storage] for storage, end in ends.items() if end == index}
-            found[node] = peaks.of(node, operands, freed) - fresh[index]
+            graph = half_of_node(node).graph_module.graph
+            sizes = _given_up(graph, operands, freed)
+            # A body that is called like another one, with operands that die in the same places, has the same peak.
+            key = graph, frozenset(sizes.items())
+            if key not in known:
+                known[key] = _peak_of_body(graph, sizes, probe)
+            found[node] = known[key] - fresh[index]
     return found
 
 
-class _CallPeaks:
-    """Peaks of the calls of bodies in one graph: of their halves, run with what the calling graph gives them.
+def _peak_of_body(graph: fx.Graph, sizes: Mapping[Storage, int], probe: Probe | None) -> int:
+    """Return the highest sum of bytes while a body runs, above what was live before its call.
 
-    A body that is called like another one, with operands that die in the same places, has the same peak: it is
-    simulated once for all of them.
+    Args:
+        graph: of the body.
+        sizes: storages of its inputs that nobody reads afterwards, with their bytes: the body frees them.
+        probe: what operators allocate besides what the graph shows.
     """
-
-    def __init__(self, probe: Probe | None) -> None:
-        self._probe = probe
-        self._known: dict[Hashable, int] = {}
-
-    def of(
-        self,
-        call: fx.Node,
-        operands: Sequence[Mapping[Storage, int]],
-        freed: Mapping[Storage, int],
-    ) -> int:
-        """Return the highest sum of bytes while a body runs, above what was live before its call.
-
-        Args:
-            call: the node.
-            operands: storages of what it takes.
-            freed: of these, with their bytes, those that nobody reads afterwards: the body frees them.
-        """
-        graph = half_of_node(call).graph_module.graph
-        inputs = graph.find_nodes(op="placeholder")
-        sizes: dict[Storage, int] = {}
-        for storage, index in _ends(graph, operands, freed).items():
-            for own in storages_of(inputs[index]):
-                sizes[own] = sizes.get(own, 0) + freed[storage]
-        key = graph, frozenset(sizes.items())
-        if key not in self._known:
-            taken = {own for node in inputs for own in storages_of(node)}
-            outputs: Any = graph.output_node().all_input_nodes
-            held = taken - sizes.keys()
-            program = graph_memory_of(
-                graph.nodes, outputs, held=held, sizes=sizes, probe=self._probe
-            )
-            self._known[key] = program.peak_bytes
-        return self._known[key]
+    taken = {own for node in graph.find_nodes(op="placeholder") for own in storages_of(node)}
+    outputs = graph.output_node().all_input_nodes
+    held = taken - sizes.keys()
+    return graph_memory_of(graph.nodes, outputs, held=held, sizes=sizes, probe=probe).peak_bytes
 
 
-def _ends(
+def _given_up(
     graph: fx.Graph, operands: Sequence[Mapping[Storage, int]], freed: Mapping[Storage, int]
 ) -> dict[Storage, int]:
-    """Return the operand with which each storage dies: of several that are one storage, the one read last."""
+    """Return the storages of a body's inputs that die in its call, with their bytes.
+
+    Of several operands that are one storage, it dies with the one that is read last.
+    """
     inputs = graph.find_nodes(op="placeholder")
     last_use = {used: at for at, node in enumerate(graph.nodes) for used in node.all_input_nodes}
-    found: dict[Storage, int] = {}
+    ends: dict[Storage, int] = {}
     for index, outside in enumerate(operands):
         for storage in outside.keys() & freed.keys():
-            other = found.get(storage, index)
-            found[storage] = max(other, index, key=lambda i: last_use.get(inputs[i], -1))
+            other = ends.get(storage, index)
+            ends[storage] = max(other, index, key=lambda i: last_use.get(inputs[i], -1))
+    found: dict[Storage, int] = {}
+    for storage, index in ends.items():
+        for own in storages_of(inputs[index]):
+            found[own] = found.get(own, 0) + freed[storage]
     return found
 
 

@@ -1,7 +1,8 @@
-"""What torch's allocator really did: the oracle that predictions are tested against."""
+"""What torch's allocator really did, the oracle that predictions are tested against; and how much memory this device has."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchloom import envs
+from torchloom.config.budget import AUTO_FRACTION
 
 
 class Measured(NamedTuple):
@@ -60,3 +62,21 @@ def profiler_events(profile: torch.profiler.profile) -> list[Any]:
     """Return the raw events of a profile that has ended: names, start_ns, duration_ns, nbytes."""
     profiler: Any = profile.profiler
     return list(profiler.kineto_results.events())
+
+
+def device_bytes(device: torch.device | None = None) -> int:
+    """Return the memory of a device in bytes; the host's where there is no accelerator.
+
+    Args:
+        device: default: the current CUDA device, or the host.
+    """
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def default_budget_bytes() -> int:
+    """Return the device memory in bytes that a step may use if no budget is given."""
+    return int(AUTO_FRACTION * device_bytes())

@@ -10,6 +10,7 @@ Roles of inputs and outputs are read from AOTAutograd's descriptors (torch 2.11-
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -17,11 +18,10 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch.facts import keeps_tangents
+from torchloom._torch.dynamo import keeps_tangents
 from torchloom.graph import value_of
 from torchloom.memory.graph_memory import GraphMemory, Probe, graph_memory_of
-from torchloom.memory.storages import Storage, storages_of
-from torchloom.memory.transit import Transit, regathered_at
+from torchloom.memory.storages import Storage, Transit, regathered_at, storages_of
 
 
 @dataclass(slots=True)
@@ -66,15 +66,10 @@ def micro_step(
     outputs = forward.output_node()
     nodes = itertools.chain(forward.nodes, backward.nodes)
     scratch = {} if transit is None else regathered_at(nodes, transit)
-    program = graph_memory_of(
-        forward.nodes,
-        outputs.all_input_nodes,
-        held=inputs,
-        probe=probe,
-        transit=transit,
-        scratch=scratch,
-        keeps_lives=keeps_lives,
+    simulate = functools.partial(
+        graph_memory_of, probe=probe, transit=transit, scratch=scratch, keeps_lives=keeps_lives
     )
+    program = simulate(forward.nodes, outputs.all_input_nodes, held=inputs)
     placeholders = list(backward.find_nodes(op="placeholder"))
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     saved = _storages(node for node in placeholders if node not in tangents)
@@ -86,16 +81,8 @@ def micro_step(
     seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
     roots = _storages(node for node in tangents if is_kept(value_of(node)))
     held = inputs | results | roots
-    behind = graph_memory_of(
-        backward.nodes,
-        backward.output_node().all_input_nodes,
-        held=held,
-        sizes=kept,
-        probe=probe,
-        transit=transit,
-        scratch=scratch,
-        keeps_lives=keeps_lives,
-    )
+    gradients = backward.output_node().all_input_nodes
+    behind = simulate(backward.nodes, gradients, held=held, sizes=kept)
     return MicroStep(
         forward=program,
         backward=behind,

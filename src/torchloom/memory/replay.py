@@ -8,18 +8,19 @@ Python's reference counts free.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from torchloom._torch.tensors import fake_mode, layout_hint, size_hint
+from torchloom._torch.tensors import fake_mode, size_hint
 from torchloom.graph import value_of
-from torchloom.memory.ledger import Ledger
+from torchloom.memory.ledger import Ledger, maker_of
 from torchloom.memory.micro_step import RESULTS, is_kept
-from torchloom.memory.transit import Transit, Weight
+from torchloom.memory.storages import Transit, Weight
 from torchloom.memory.workspace import WorkspaceTable
 from torchloom.pieces.wrapper import load_wrapper
 
@@ -96,28 +97,14 @@ def replay_peak(
     return ledger.peak_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Like:
-    """Sizes, strides, type and device of a tensor."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def make(self) -> Tensor:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
-
-
 def _like(value: Any) -> Any:
     if isinstance(value, Tensor):
-        sizes, strides, _ = layout_hint(value)
-        return _Like(tuple(sizes), tuple(strides), value.dtype, value.device)
+        return maker_of(value)
     return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _made(value: Any) -> Any:
-    return value.make() if isinstance(value, _Like) else value
+    return value() if isinstance(value, functools.partial) else value
 
 
 def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -> bool:
@@ -131,7 +118,11 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
         try:
             with ledger:
                 made = list(run_forward(list(inputs)))
-                results = _with_role(made, interface, RESULTS)
+                results = [
+                    each
+                    for each, role in zip(made, interface.roles, strict=True)
+                    if role in RESULTS
+                ]
                 by_name = dict(zip(interface.outputs, made, strict=True))
                 del made
                 args, roots = [], []
@@ -147,7 +138,3 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
         except (RuntimeError, TypeError, NameError, AttributeError, ValueError, KeyError):
             return False  # a helper of the wrapper that is not known here
     return True
-
-
-def _with_role(made: Sequence[Any], interface: Interface, roles: Sequence[str]) -> list[Any]:
-    return [value for value, role in zip(made, interface.roles, strict=True) if role in roles]

@@ -3,18 +3,22 @@
 Tracing records a fake tensor for each value. A view's fake tensor shares the fake storage of what
 it views, also from the joint graph to the two graphs that it is split into: a tensor that forward
 saves and the input of backward are one storage.
+
+`Transit` is what communication holds and no graph shows: the transport says how much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
+from torchloom import ops
 from torchloom._torch.tensors import size_hint
-from torchloom.graph import is_on_host, tensors_in, value_of
+from torchloom.graph import args_of, is_fetched, is_on_host, tensors_in, value_of
 
 Storage = Hashable
 """Identity of a fake storage. Valid as long as the graph, whose values keep it alive."""
@@ -81,3 +85,50 @@ def distinct_bytes(values: Iterable[Any]) -> int:
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return size_hint(tensor.untyped_storage().nbytes())
+
+
+Weight = tuple[str, Any]
+"""A weight that stays gathered: the parameter's name, and the dtype of the whole."""
+
+
+class ResidentUse(NamedTuple):
+    """One read of a weight that stays gathered from step to step."""
+
+    shard: Any
+    """Fake tensor of this rank's shard."""
+    dtype: Any
+    handle: str
+    is_fetched: bool
+    """Whether the shard waits on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transit:
+    """How much memory a transport holds besides the results of collectives."""
+
+    started_bytes: Callable[[Any, Sequence[Any]], int]
+    """Bytes from a collective's start to its wait: by its operator and its arguments, fake tensors
+    among them."""
+    regathered_bytes: Callable[[Sequence[ResidentUse]], list[int]]
+    """Bytes while weights are gathered anew that stay gathered, each at its first use in a step: by
+    these uses in order. A use may gather what follows as well: of one graph, so where a model has
+    several, the first may hold up to a bucket more."""
+
+
+def regathered_at(nodes: Iterable[fx.Node], transit: Transit) -> dict[fx.Node, int]:
+    """Return what nodes hold while they gather weights anew that stay gathered.
+
+    Args:
+        nodes: forward's and then backward's, in order.
+        transit: of the transport.
+    """
+    first: dict[Weight, fx.Node] = {}
+    for node in nodes:
+        if node.target is ops.resident:
+            _, dtype, _, _, param = args_of(node)
+            first.setdefault((param, dtype), node)
+    uses = []
+    for node in first.values():
+        shard, dtype, _, handle, _ = args_of(node)
+        uses.append(ResidentUse(value_of(shard), dtype, handle, is_fetched(node)))
+    return dict(zip(first.values(), transit.regathered_bytes(uses), strict=True))

@@ -1,7 +1,7 @@
-"""The built-in passes: one file per rewrite, and none imports another.
+"""The built-in passes: a file for each family, and none imports another.
 
-`PASSES` lists them by name; presets in `torchloom.pipeline.presets` order them. Adding a pass is
-one file here, one line below and one line in a preset. Options of a pass are the keyword-only parameters of
+`PASSES` lists them by name; presets in `torchloom.pipeline.registry` order them. Adding a pass is
+one function here, one line below and one line in a preset. Options of a pass are the keyword-only parameters of
 its function; a key of the configuration that sets one names it: `used(..., option="free_saved.min_bytes")`.
 """
 
@@ -11,22 +11,14 @@ from typing import Any
 
 from torchloom.graph.contract import GraphPass, PassFn
 from torchloom.passes.bucket import bucket
-from torchloom.passes.cast_gathers import cast_gathers
-from torchloom.passes.dedupe_gathers import dedupe_gathers
-from torchloom.passes.elide_copies import elide_copies
-from torchloom.passes.free_activation import free_activation, free_saved
-from torchloom.passes.offload_activation import offload_activation
-from torchloom.passes.offload_opt_states import offload_opt_states
-from torchloom.passes.offload_parameters import offload_parameters
+from torchloom.passes.gathers import cast_gathers, dedupe_gathers, elide_copies
+from torchloom.passes.offload_activation import free_activation, free_saved, offload_activation
+from torchloom.passes.offload_parameters import offload_opt_states, offload_parameters
 from torchloom.passes.overlap_copies import overlap_copies
 from torchloom.passes.place import place
 from torchloom.passes.prefetch import prefetch
-from torchloom.passes.recompute import recompute
-from torchloom.passes.selective_gather import selective_gather
-from torchloom.passes.symmetric_gathers import symmetric_gathers
-from torchloom.passes.zero1 import zero1
-from torchloom.passes.zero2 import zero2
-from torchloom.passes.zero3 import zero3
+from torchloom.passes.whole_weights import selective_gather, symmetric_gathers
+from torchloom.passes.zero import recompute, zero1, zero2, zero3
 
 _ZERO, _TRANSFERS = frozenset({"zero"}), frozenset({"transfers"})
 _STAGES = frozenset({"zero1", "zero2", "zero3"})

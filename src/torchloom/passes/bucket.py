@@ -46,7 +46,7 @@ def bucket(
         gathers(graph),
         cap_bytes=min(gather_bytes, most),
         size=lambda transfer: transfer.result_bytes,
-        fits=lambda group, new: _inputs_ready(new, group[0], where),
+        fits=lambda group, new: all(where[node] < where[group[0].start] for node in new.inputs),
     ):
         merge(graph, group, before=group[0].start)
         num_merged += len(group) - 1
@@ -83,10 +83,6 @@ def _group(
         members.append(transfer)
         open_groups[transfer.family] = (members, needed)
     return [group for group in groups if len(group) > 1]
-
-
-def _inputs_ready(new: Transfer, first: Transfer, where: dict[fx.Node, int]) -> bool:
-    return all(where[node] < where[first.start] for node in new.inputs)
 
 
 def _not_yet_read(group: list[Transfer], new: Transfer, where: dict[fx.Node, int]) -> bool:

@@ -12,17 +12,19 @@ recomputed random operator stay. Changes no values.
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchloom import ops
+from torchloom._torch.aot import MUST_BE_IN_BACKWARD
 from torchloom._torch.operators import is_random
-from torchloom._torch.partition import MUST_BE_IN_BACKWARD
 from torchloom.graph import (
     GraphSplit,
     PassContext,
     call,
     forward_nodes,
+    inner_owners,
     mark_host,
     movable,
     nbytes,
@@ -31,6 +33,7 @@ from torchloom.graph import (
     positions,
     readers,
     split_of,
+    storage_of,
     tag,
     value_of,
 )
@@ -208,3 +211,60 @@ def _merge_twins(graph: fx.Graph, chosen: list[fx.Node]) -> list[fx.Node]:
                 graph.erase_node(other)
                 gone.add(other)
     return [node for node in chosen if node not in gone]
+
+
+_MARK = "torchloom_may_free"
+
+
+def free_activation(gm: fx.GraphModule, ctx: PassContext) -> int:
+    """Mark what backward may free; return how many values."""
+    inner = inner_owners(gm.graph)
+    for node in inner:
+        node.meta[_MARK] = True
+    return len(inner)
+
+
+def free_saved(
+    gm: fx.GraphModule,
+    ctx: PassContext,
+    *,
+    min_bytes: int = 10 << 20,
+    keeps_inputs: bool = False,
+) -> int:
+    """Free marked inputs of a backward graph after their last use; return how many.
+
+    Args:
+        gm: a lowered graph; edited in place where it is the backward one.
+        ctx: tells whether it is.
+        min_bytes: smaller saved activations are left to the backend.
+        keeps_inputs: whether the backend's code holds its inputs until it returns.
+    """
+    if not (ctx.is_backward and keeps_inputs):
+        return 0
+    graph = gm.graph
+    groups: dict[int, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        storage = storage_of(node)
+        if storage is not None:
+            groups.setdefault(storage, []).append(node)
+    where = positions(graph)
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for nodes in groups.values():
+        users = readers(nodes)
+        if not all(node.meta.get(_MARK) for node in nodes) or graph.output_node() in users:
+            continue
+        if _storage_bytes(nodes[0]) >= min_bytes and users:
+            last = max(users, key=where.__getitem__)
+            dying.setdefault(last, []).append(nodes[0])
+    for last, nodes in dying.items():
+        with graph.inserting_after(last):
+            call(graph, ops.free_, (nodes,))
+    return sum(map(len, dying.values()))
+
+
+def _storage_bytes(node: fx.Node) -> int:
+    """Return the bytes that freeing a value frees: those of the tensor that it views."""
+    value = value_of(node)
+    assert isinstance(value, torch.Tensor)
+    size = value.untyped_storage().nbytes()
+    return size if isinstance(size, int) else nbytes(node)

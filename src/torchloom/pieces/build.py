@@ -33,12 +33,14 @@ from torchloom._torch.generated import (
     MEMORY_PLANNING,
     SELECT_ALGORITHM,
 )
-from torchloom._torch.library_loading import before_codegen, given_libraries, watched_libraries
 from torchloom._torch.standalone import (
     WantsConstantError,
+    before_codegen,
     build_settings,
     compile_alone,
+    given_libraries,
     load_artifact,
+    watched_libraries,
 )
 from torchloom.errors import ServeError
 from torchloom.pieces.plain import PlainGraph, plain_graph, run_plain, with_suffix

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from torchloom.deepcompile.profile import ProfilingResult
-from torchloom.pipeline.presets import PRESETS
-from torchloom.pipeline.registry import REGISTRY, PassContract, PassRegistry, register_compile_pass
+from torchloom.pipeline.registry import (
+    PRESETS,
+    REGISTRY,
+    PassContract,
+    PassRegistry,
+    register_compile_pass,
+)
 from torchloom.pipeline.report import CompileReport, GraphReport
 from torchloom.pipeline.schedule import (
     PassItem,

@@ -20,7 +20,7 @@ from torchloom import ops
 from torchloom.costs import NETWORKS
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
-from torchloom.pipeline.options import PassOptions, derived_options, joined_options
+from torchloom.pipeline.registry import PassOptions, derived_options, joined_options
 from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
 from torchloom.shard import Layout, living_layouts

@@ -22,7 +22,7 @@ from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.graph import GraphPass
 from torchloom.inspect.live.target import target_of, twin_of
 from torchloom.pipeline.backend import weave
-from torchloom.pipeline.presets import PRESETS
+from torchloom.pipeline.registry import PRESETS
 from torchloom.shard import is_sharded, layout_of
 
 _STAGES = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
@@ -137,7 +137,7 @@ class _Subject:
     ) -> list[Tensor | None]:
         """Return all tensors of the result, and the gradients of inputs and parameters."""
         call = self._compiled(backend, options)
-        args = _copied(self.args)
+        args = _mapped(self.args, lambda tensor: clone_inputs([tensor])[0])
         with torch.random.fork_rng():
             torch.manual_seed(0)
             results = _tensors(call(*args))
@@ -178,10 +178,6 @@ class _Subject:
         if backend is not None:
             inner = torch.compile(inner, backend=backend, options=options)
         return lambda *args: inner(*leading, *args)
-
-
-def _copied(value: Any) -> Any:
-    return _mapped(value, lambda tensor: clone_inputs([tensor])[0])
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -97,8 +97,20 @@ def is_built_in(each: GraphPass) -> bool:
 
 
 _SHAPING = (
-    *("_torch", "backends", "capture", "costs", "deepcompile", "graph", "memory", "ops", "passes"),
-    *("pieces", "pipeline", "plan", "races", "regions"),
+    "_torch",
+    "backends",
+    "capture",
+    "costs",
+    "deepcompile",
+    "graph",
+    "memory",
+    "ops",
+    "passes",
+    "pieces",
+    "pipeline",
+    "plan",
+    "races",
+    "regions",
 )
 """Rooms whose code shapes woven graphs: they choose what backward computes again, split, rewrite, and plan."""
 

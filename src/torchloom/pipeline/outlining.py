@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.aot import min_cut_partition
 from torchloom._torch.bodies import AmbientAutocast, TracedPart
-from torchloom._torch.facts import lowers_calls
+from torchloom._torch.dynamo import lowers_calls
 from torchloom._torch.inductor import inductor_config
-from torchloom._torch.partition import min_cut_partition
 from torchloom.capture import partition_by_tags
 from torchloom.errors import RegionError
 from torchloom.graph import Choices, PassContext

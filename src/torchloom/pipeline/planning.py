@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom._torch import partition as torch_partition
+from torchloom._torch import aot as torch_partition
 from torchloom._torch.aot import sketching
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
@@ -36,11 +36,10 @@ from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
 from torchloom.passes.offload_parameters import keep_shards, reloaded_bytes
 from torchloom.pipeline.manager import PassManager
-from torchloom.pipeline.options import option_of
+from torchloom.pipeline.registry import option_of
 from torchloom.pipeline.report import GraphReport
 from torchloom.plan import GraphPlan, PlanCandidate, Planner, PlanningProblem, TrialResult
-from torchloom.plan.traffic import traffic_of
-from torchloom.plan.transfer_sizes import ConfiguredSizes, sizes_to_try
+from torchloom.plan.transfer_sizes import ConfiguredSizes, sizes_to_try, traffic_of
 
 Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 """Runs the lowered passes over a graph: `(gm, "forward" or "backward", what was chosen)`."""

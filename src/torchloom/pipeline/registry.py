@@ -1,4 +1,4 @@
-"""Passes by name: the built-in ones, those registered for the process, those of one engine."""
+"""Passes by name: presets of the ZeRO stages, DeepSpeed's names, passes of users; and the options that follow from a model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torchloom.costs import Network
 from torchloom.deepcompile.forms import Adapted, adapt
 from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass
 from torchloom.passes import PASSES
-from torchloom.pipeline.presets import ALIASES, NO_OPS
+from torchloom.plan.transfer_sizes import default_sizes
+from torchloom.shard import Layout
 
 _CAPABILITIES = {"z3_gather_release": "transfers"}
 """DeepSpeed's names for what passes provide -> torchloom's names."""
@@ -156,3 +158,129 @@ def _ours(words: Iterable[str]) -> frozenset[str]:
 
 def _function_of(each: GraphPass) -> object:
     return each.fn.fn if isinstance(each.fn, Adapted) else each.fn
+
+
+PRESETS: dict[int, tuple[str, ...]] = {
+    0: ("dedupe_gathers", "elide_copies", "place", "bucket", "prefetch"),
+    1: ("dedupe_gathers", "elide_copies", "zero1", "place", "bucket", "prefetch"),
+    2: (
+        "dedupe_gathers",
+        "elide_copies",
+        "cast_gathers",
+        "zero2",
+        "place",
+        "selective_gather",
+        "bucket",
+        "prefetch",
+    ),
+    3: (
+        "dedupe_gathers",
+        "elide_copies",
+        "cast_gathers",
+        "zero3",
+        "symmetric_gathers",
+        "place",
+        "selective_gather",
+        "bucket",
+        "prefetch",
+    ),
+}
+
+# Names that DeepSpeed's schedules and config files use for what these passes do.
+ALIASES: dict[str, str] = {
+    "z1": "zero1",
+    "z2": "zero2",
+    "z3": "zero3",
+    "zero1_compile": "zero1",
+    "zero2_compile": "zero2",
+    "zero3_compile": "zero3",
+    "offload_adam_states": "offload_opt_states",
+    "move_opt_states": "offload_opt_states",
+}
+
+# DeepSpeed's functions of `deepspeed.compile.passes`, where these have other names than their passes.
+FUNCTIONS: dict[str, str] = {
+    "add_z1_reduce": "zero1_compile",
+    "add_z2_reduce": "zero2_compile",
+    "add_z3_gather_release": "zero3_compile",
+    "schedule_prefetch": "prefetch",
+    "offload_parameter_fwd": "offload_parameters",
+}
+
+# Names that schedules may hold and that do nothing: DeepSpeed's phases, for which torchloom's one plan has
+# no need.
+NO_OPS: tuple[str, ...] = (
+    "offload_adam_states_for_init",
+    "offload_adam_states_sync",
+    "offload_activation_floor",
+    "move_opt_states_sync",
+)
+
+# Passes over the joint graph, and the one that finishes their work on the split graphs.
+SECOND_HALF: dict[str, str] = {
+    "offload_parameters": "overlap_copies",
+    "offload_activation": "overlap_copies",
+    "free_activation": "free_saved",
+}
+
+# DeepSpeed's `zero3_compile` stands for several passes of torchloom over gathers and reductions;
+# a list that names `bucket` chooses its place itself.
+BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies", "cast_gathers")
+COMMUNICATION: dict[str, tuple[str, ...]] = {
+    "zero1": ("place", "bucket"),
+    "zero2": ("place", "bucket"),
+    "zero3": ("symmetric_gathers", "place", "bucket"),
+}
+
+PassOptions = dict[str, dict[str, object]]
+"""Options by the name of the pass."""
+
+_BOXED = ("inductor", "aot_eager", "eager")
+"""Routes whose code takes its inputs in a list that it empties."""
+
+
+def derived_options(
+    layout: Layout | None, backend: str | Callable[..., Any], network: Network
+) -> PassOptions:
+    """Return the options that no setting gives.
+
+    Args:
+        layout: how the model is sharded; None for graphs of a model that is not.
+        backend: what the woven graphs are compiled with.
+        network: what carries the collectives.
+    """
+    found: PassOptions = {"free_saved": {"keeps_inputs": backend not in _BOXED}}
+    if layout is not None:
+        found |= default_sizes(layout, network)
+        found["zero1"] = {"params": _names(spec.name for spec in layout if spec.is_sliced)}
+        found["offload_parameters"] = {"params": offloadable_params(layout)}
+    return found
+
+
+def offloadable_params(layout: Layout) -> tuple[str, ...]:
+    """Return the names of the parameters whose shards can wait on the host: all that are sharded."""
+    return _names(spec.name for spec in layout.sharded)
+
+
+def joined_options(*parts: Mapping[str, Mapping[str, object]]) -> PassOptions:
+    """Return all options; where two parts name the same one, the later part wins."""
+    found: PassOptions = {}
+    for part in parts:
+        for name, options in part.items():
+            found[name] = {**found.get(name, {}), **options}
+    return found
+
+
+def option_of(passes: Mapping[str, GraphPass], name: str, option: str) -> Any:
+    """Return the value of a pass's option; the default if the pass does not run.
+
+    Args:
+        passes: those that run, by name.
+        name: of the pass.
+        option: its keyword.
+    """
+    return passes.get(name, PASSES[name]).option(option)
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))

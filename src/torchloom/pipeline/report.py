@@ -83,11 +83,6 @@ class GraphReport:
         self.regions, self.flat_because = other.regions, other.flat_because
 
     @property
-    def num_bodies(self) -> int:
-        """How many bodies stand for equal layers of this graph."""
-        return len(self.regions)
-
-    @property
     def num_calls(self) -> int:
         """How many layers are calls of a body."""
         return sum(len(each.layers) for each in self.regions)

@@ -18,18 +18,19 @@ from torchloom.config.kinds import RefusedError
 from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass
 from torchloom.log import get_logger
+from torchloom.memory.measure import device_bytes
 from torchloom.passes import PASSES
-from torchloom.pipeline.device import device_bytes
-from torchloom.pipeline.presets import (
+from torchloom.pipeline.registry import (
     ALIASES,
     BASIS,
     COMMUNICATION,
     FUNCTIONS,
     NO_OPS,
     PRESETS,
+    REGISTRY,
     SECOND_HALF,
+    PassRegistry,
 )
-from torchloom.pipeline.registry import REGISTRY, PassRegistry
 
 logger = get_logger(__name__)
 
@@ -227,8 +228,6 @@ def resolve_passes(
     stage: int,
     asked: Sequence[PassItem] | None = None,
     disabled: Iterable[str] = (),
-    registry: PassRegistry = REGISTRY,
-    extra: Iterable[str] = (),
     options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> tuple[GraphPass, ...]:
     """Turn a user's choice into a checked list of passes.
@@ -237,15 +236,12 @@ def resolve_passes(
         stage: ZeRO stage, which chooses the preset.
         asked: names, passes or functions to run instead of the preset.
         disabled: names to leave out.
-        registry: passes by name.
-        extra: names to run last of their stage, unless they are among the others.
         options: options of passes by their names.
 
     Raises:
         PassOrderError: an unknown name, a missing requirement, or a conflict.
     """
-    resolver = Resolver(stage, registry, tuple(disabled), extra=tuple(extra), options=options or {})
-    return resolver.passes(asked)
+    return Resolver(stage, disabled=tuple(disabled), options=options or {}).passes(asked)
 
 
 def validate_schedule(schedule: Schedule, registry: PassRegistry | None = None) -> None:

@@ -22,10 +22,9 @@ from torchloom.costs import CostTable
 from torchloom.deepcompile.site import Book
 from torchloom.errors import AgreementError, PassError, PeerLostError, own_error
 from torchloom.graph import GraphPass, graph_digest
+from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
-from torchloom.pipeline.fallback import fall_back
-from torchloom.pipeline.ragged import CaptureCounts, SharedPlan, Texts, parameters_of
-from torchloom.pipeline.replan import Replan
+from torchloom.pipeline.ragged import CaptureCounts, Replan, SharedPlan, Texts, parameters_of
 from torchloom.pipeline.report import GraphReport, tell_peak
 from torchloom.pipeline.rounds import compile_within_budget
 from torchloom.pipeline.setup import CompileSetup
@@ -328,3 +327,37 @@ def _batch_bytes(inputs: Sequence[Any]) -> int:
     return distinct_bytes(
         each for each in inputs if isinstance(each, Tensor) and not lives_on(each)
     )
+
+
+logger = get_logger(__name__)
+
+
+def fall_back(
+    setup: CompileSetup, gm: fx.GraphModule, report: GraphReport, error: Exception
+) -> Callable[..., Any]:
+    """Return what runs a captured graph eagerly, with the sharded model's own gathers and reductions.
+
+    Args:
+        setup: the session; with its `strict` the error is raised instead, before this is called.
+        gm: the graph as it was captured.
+        report: of the graph; gets the reason.
+        error: why it could not be woven.
+    """
+    cause = own_error(error) or error
+    report.fallback = f"{type(cause).__name__}: {cause}"
+    first_line = str(cause).splitlines()[0]
+    if setup.announce and len(setup.report.fallbacks) == 1:
+        logger.warning(
+            "weaving failed, the model runs eagerly sharded (correct, slower): %s. "
+            "Set compile.strict to make this an error",
+            first_line,
+        )
+    events.emit(events.PassesSkipped(reason=first_line))
+    if not setup.regather:
+        return gm.forward
+
+    def run(*args: Any) -> Any:
+        with LIVE.forward_pass():
+            return gm.forward(*args)
+
+    return run

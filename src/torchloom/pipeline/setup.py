@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from torchloom.backends.graphs import name_of
 from torchloom.deepcompile.site import Book
-from torchloom.graph import GraphPass, PassContext
+from torchloom.graph import GraphPass, PassContext, digest_of
 from torchloom.pipeline.keys import identity_of, is_built_in, sources_digest
 from torchloom.pipeline.report import CompilePhase, CompileReport, log_phase
 from torchloom.plan import Planner
@@ -74,7 +73,7 @@ class CompileSetup:
         """
         passes = [identity_of(each).text for each in self.passes]
         text = f"{sources_digest()}|{passes}|{self.context.key()}|{planned}|{self.regions}"
-        return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+        return digest_of(text, 32)
 
     @cached_property
     def common_key(self) -> str:

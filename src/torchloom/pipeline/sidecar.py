@@ -29,8 +29,13 @@ from torchloom.plan import GraphPlan
 logger = get_logger(__name__)
 
 _DAMAGE = (
-    *(OSError, ArithmeticError, ValueError, LookupError),
-    *(TypeError, AttributeError, RecursionError),
+    OSError,
+    ArithmeticError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
 )
 """What reading a file that is missing or damaged may raise."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +22,17 @@ from torchloom.costs.timeline import timeline
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Spot
 from torchloom.errors import RegionError, own_error
-from torchloom.graph import Choices, GraphPass, PassContext, graph_digest
+from torchloom.graph import Choices, GraphPass, PassContext, digest_of, graph_digest
 from torchloom.log import get_logger
 from torchloom.memory import alive_at_peak, expanded, micro_step
+from torchloom.memory.measure import default_budget_bytes
 from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
-from torchloom.pipeline.device import default_budget_bytes
 from torchloom.pipeline.keys import identity_of, is_built_in
 from torchloom.pipeline.manager import PassManager
-from torchloom.pipeline.options import option_of
 from torchloom.pipeline.outlining import outline_graph
 from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
+from torchloom.pipeline.registry import option_of
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import CompileSetup
 from torchloom.plan import GraphPlan
@@ -212,7 +211,7 @@ class Weaving:
 
     def _sidecar_name(self) -> str:
         text = f"{self._cache_key or self._key} {self.calling}"
-        key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        key = digest_of(text, 16)
         return f"{self.report.digest}-{key}"
 
     def _weave(self, stage: str, gm: fx.GraphModule, kind: GraphKind) -> None:

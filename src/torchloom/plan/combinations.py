@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from torchloom.costs import link_us
 from torchloom.plan.form import GraphForm
-from torchloom.plan.limits import PlanLimits
-from torchloom.plan.problem import KeptOnDevice, PlanningProblem
+from torchloom.plan.problem import KeptOnDevice, PlanLimits, PlanningProblem
 from torchloom.plan.transfer_sizes import CONFIGURED, TransferSizes
 
 _SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)

@@ -17,9 +17,8 @@ from torchloom.errors import PlanError, RegionError
 from torchloom.graph import droppable, tensors_in, value_of
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import Peaks, joint_model
-from torchloom.plan.limits import PlanLimits
 from torchloom.plan.model import GraphPlan, Plan
-from torchloom.plan.problem import KeptOnDevice, PlanningProblem
+from torchloom.plan.problem import KeptOnDevice, PlanLimits, PlanningProblem
 from torchloom.plan.transfer_sizes import TransferSizes
 
 

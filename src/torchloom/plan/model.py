@@ -6,7 +6,6 @@ wrote: they stay. `pieces` are shards, `again` is recomputed from offloaded valu
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from torchloom.errors import PlanError
 from torchloom.files import write_whole
+from torchloom.graph import digest_of
 
 VERSION = 2
 
@@ -139,7 +139,7 @@ class GraphPlan:
     def digest(self) -> str:
         """Short hash, equal for equal plans."""
         text = json.dumps(asdict(self), sort_keys=True, default=sorted)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return digest_of(text)
 
     @property
     def traffic_key(self) -> tuple[object, ...]:
@@ -147,7 +147,9 @@ class GraphPlan:
         crossing = ("recompute", "offload")
         return (
             frozenset((d.op, d.place, d.action) for d in self.decisions if d.action in crossing),
-            *(frozenset(self.resident), self.bucket_bytes, self.prefetch_bytes),
+            frozenset(self.resident),
+            self.bucket_bytes,
+            self.prefetch_bytes,
             self.calls_bodies,
         )
 
@@ -155,9 +157,13 @@ class GraphPlan:
     def choices(self) -> tuple[object, ...]:
         """All that was decided, for comparison."""
         return (
-            *(self.recompute, self.offload, self.again),
-            *(frozenset(self.resident), frozenset(self.pieces)),
-            *(self.bucket_bytes, self.prefetch_bytes),
+            self.recompute,
+            self.offload,
+            self.again,
+            frozenset(self.resident),
+            frozenset(self.pieces),
+            self.bucket_bytes,
+            self.prefetch_bytes,
         )
 
 
@@ -190,7 +196,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """Short hash, equal for equal plans: what ranks compare."""
-        return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+        return digest_of(self.to_json())
 
     def to_json(self) -> str:
         """Return the plan as JSON text."""

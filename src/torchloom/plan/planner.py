@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -11,13 +10,12 @@ from typing import NamedTuple
 from torchloom.costs import CostTable
 from torchloom.costs.store import table_to_json
 from torchloom.errors import PlanError, RegionError
-from torchloom.graph import graph_digest
+from torchloom.graph import digest_of, graph_digest
 from torchloom.memory import Transit, WorkspaceTable
 from torchloom.plan.follow import followed
 from torchloom.plan.form import GraphForm, form_of
-from torchloom.plan.limits import CodeOverhead, PlanLimits
 from torchloom.plan.model import GraphPlan, Plan
-from torchloom.plan.problem import KeptOnDevice, PlanningProblem
+from torchloom.plan.problem import CodeOverhead, KeptOnDevice, PlanLimits, PlanningProblem
 from torchloom.plan.search import best_plan
 from torchloom.plan.states import HostStates
 from torchloom.plan.trials import NOTICEABLE
@@ -113,7 +111,7 @@ class Planner:
     @property
     def common_key(self) -> str:
         """The part that graphs planned so far do not change: ranks may have captured others."""
-        costs = hashlib.blake2b(table_to_json(self.costs).encode(), digest_size=8).hexdigest()
+        costs = digest_of(table_to_json(self.costs))
         pinned = None if self.pinned is None else self.pinned.digest
         kept = f"{self.room_bytes} {self.states}"
         return f"{kept} {self.micro_steps} {costs} {pinned} {self.prefetch_is_bound}"

@@ -11,24 +11,25 @@
 Each candidate is tried on copies of the graphs as later passes leave them: its peak is exact, and its
 time is that of a timeline over compute, network and links. Plans are compared by the time of the whole
 step, so memory is saved where that costs least.
+
+A plan says by how much it may miss the best: `least_added_us` is a time that no plan within the same memory can beat.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import fx
 
 from torchloom.costs import measured_us
 from torchloom.memory import module_of
-from torchloom.plan.bound import least_added_us
 from torchloom.plan.combinations import Combination, combinations, plain_combination
 from torchloom.plan.follow import op_of, places_of
 from torchloom.plan.form import GraphForm
-from torchloom.plan.frontier import FrontierPoint
-from torchloom.plan.limits import PlanLimits
+from torchloom.plan.frontier import FrontierPoint, MemorySource
 from torchloom.plan.model import Decision, GraphPlan
+from torchloom.plan.problem import KeptOnDevice, PlanLimits, PlanningProblem
 from torchloom.plan.recompute import (
     expected_us,
     fastest_recomputation,
@@ -103,7 +104,7 @@ def _best_combination(
         if each.is_alone and each.form is base and trials.num_run < most:
             trials.run(each, point)
     waiting = {each.key: each for each in every}
-    promise, noticeable_us = _Promise(trials), NOTICEABLE * base.compute_us
+    promise, noticeable_us = _promises(trials), NOTICEABLE * base.compute_us
     if base.problem.parts and not best.fits:
         most *= 3  # else the whole graph is compiled, which takes far longer
     while waiting and trials.num_run < most:
@@ -130,18 +131,17 @@ def _middle(base: GraphForm, best: TriedPlan) -> FrontierPoint:
     return next(fitting, best.point)
 
 
-class _Promise:
-    """The time that a combination is expected to add, and the bytes that it needs at least."""
+def _promises(trials: Trials) -> Callable[[Combination], tuple[float, int]]:
+    """Return what says the time that a combination is expected to add, and the bytes that it needs at least."""
+    spent_us = functools.cache(functools.partial(expected_us, trials=trials))
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-        self._spent_us = functools.cache(functools.partial(expected_us, trials=trials))
-
-    def __call__(self, each: Combination) -> tuple[float, int]:
-        behind_bytes = self._trials.behind_bytes(each) or 0
-        spent_us = self._spent_us(each, behind_bytes=behind_bytes)
+    def promise(each: Combination) -> tuple[float, int]:
+        behind_bytes = trials.behind_bytes(each) or 0
+        added_us = spent_us(each, behind_bytes=behind_bytes) + trials.overhead_us(each)
         least_bytes = each.form.frontier.min_peak_bytes + each.code_bytes + each.kept.num_bytes
-        return spent_us + self._trials.overhead_us(each), least_bytes + behind_bytes
+        return added_us, least_bytes + behind_bytes
+
+    return promise
 
 
 def _most_trials(base: GraphForm) -> int:
@@ -215,3 +215,77 @@ def _decision(
         where=module_of(node),
         place=places.get(node.name, ("", -1))[1],
     )
+
+
+def least_added_us(
+    best: TriedPlan,
+    base: GraphForm,
+    trials: Trials,
+) -> float:
+    """Return what no plan within the budget undercuts in the time that it adds to compute.
+
+    The bound begins with all on the device that may be elsewhere (weights gathered, shards,
+    states, activations), as if that had room, and frees what is too much the cheapest way.
+
+    Args:
+        best: the plan that is judged.
+        base: the graph as it was captured, with its frontier.
+        trials: of this search, which have shown what passes behind the split take away from peaks.
+    """
+    costs, device, limits = base.costs, base.costs.device, trials.limits
+    micro_steps, states = limits.micro_steps, limits.states
+    problem, allowed_bytes = base.problem, best.combination.allowed_bytes
+    floor_us, sources = problem.traffic.least_us(costs, problem.weight_bytes, micro_steps)
+    if allowed_bytes is None:
+        return min(floor_us, best.added_us)
+    gathered_bytes = sum(int(each.num_bytes) for each in sources)
+    shards_bytes = sum(problem.shard_bytes.values())
+    begun_bytes, every = gathered_bytes + shards_bytes, list(sources)
+    if problem.shard_bytes:  # each is reloaded at least once in a step
+        us_per_byte = device.link_load * 1e6 / device.h2d_bytes_per_s / micro_steps
+        every.append(MemorySource(us_per_byte, shards_bytes))
+    if states is not None:
+        begun_bytes += states.total_bytes
+        every += (
+            MemorySource(each.us_per_byte / micro_steps, each.num_bytes)
+            for each in states.sources(device)
+        )
+    # What passes behind the split take away from a peak they may take away from any; weights and
+    # shards that stay may take away what others hold while they are in use.
+    in_flight_bytes = problem.traffic.in_flight_bytes
+    less_bytes = trials.saved_bytes
+    less_bytes += min(in_flight_bytes, gathered_bytes) + min(in_flight_bytes, shards_bytes)
+    own_bytes = _own_bytes(best.combination.kept, problem)
+    if problem.offload is not None:
+        every.append(_copies(base, best))
+    reach_bytes = allowed_bytes + less_bytes + own_bytes - begun_bytes
+    frontiers = base.frontier, best.combination.form.frontier
+    beside_bytes = min(each.beside_bytes for each in frontiers)
+    bound_us = base.frontier.bound_us(reach_bytes, beside_bytes, every)
+    return min(floor_us + bound_us, best.added_us)
+
+
+def _own_bytes(kept: KeptOnDevice, problem: PlanningProblem) -> int:
+    """Return what stays on the device and this graph could have elsewhere."""
+    may_stay = problem.weight_bytes
+    gathered = sum(problem.traffic.bytes_of(name) for name in kept.weight_bytes if name in may_stay)
+    shards = problem.shard_bytes
+    return gathered + sum(size for name, size in kept.shard_bytes.items() if name in shards)
+
+
+def _copies(base: GraphForm, best: TriedPlan) -> MemorySource:
+    """Return what copies can free at most in the time of the best candidate, and their price.
+
+    A better plan takes less time than that, and a link is busy no longer than a step takes.
+    """
+    device = base.costs.device
+    time_us = base.compute_us + best.added_us
+    capacity_bytes = time_us / device.round_trip_us(at_once=True)
+    sizes = (
+        sum(base.model.sizes[storage] for storage in base.model.fresh[index])
+        for index, node in enumerate(base.model.nodes)
+        if base.model.in_forward[index] and base.movable.get(node) is node
+    )
+    most_bytes = sum(size for size in sizes if size >= base.problem.offload_min_bytes)
+    us_per_byte = device.link_load * device.round_trip_us()
+    return MemorySource(us_per_byte, min(capacity_bytes, most_bytes))

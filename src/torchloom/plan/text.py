@@ -19,6 +19,7 @@ _FIGURES = (
     "prefetch_bytes",
 )
 _OF_RUN = ("world_size", "budget_bytes", "base_bytes", "optimizer_bytes", "peak_bytes")
+_MOST_NAMES = 8
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -172,9 +173,9 @@ def _figures_that_differ(before: object, after: object, names: Sequence[str]) ->
             yield f"{name}: {_figure(name, old)} -> {_figure(name, new)}"
 
 
-def _shortened(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _figure(name: str, value: float | None) -> str:

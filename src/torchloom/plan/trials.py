@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from torchloom.costs import Device
 from torchloom.plan.combinations import Combination
 from torchloom.plan.frontier import FrontierPoint
-from torchloom.plan.limits import PlanLimits
-from torchloom.plan.problem import TrialResult
+from torchloom.plan.problem import PlanLimits, TrialResult
 from torchloom.plan.transfer_sizes import CONFIGURED
 
 NOTICEABLE = 1e-3

@@ -1,8 +1,7 @@
 """A proof that transfers which run beside compute never touch memory at the wrong time.
 
-    events     what a schedule does, in the order in which it is issued
     graphs     the schedule of a lowered graph
-    check      the rules: which accesses nothing orders
+    check      what a schedule does, and the rules: which accesses nothing orders
     gradients  whether a rewritten graph still reduces each gradient once
 
 The proof is of the emitted order, for every timing of the transfers: it needs no device and runs
@@ -11,13 +10,20 @@ nothing.
 
 from __future__ import annotations
 
-from torchloom.races.check import Race, find_races
-from torchloom.races.events import ENGINES, Event, Free, Start, TransferSchedule, Use, WaitFor
+from torchloom.races.check import (
+    Event,
+    Free,
+    Race,
+    Start,
+    TransferSchedule,
+    Use,
+    WaitFor,
+    find_races,
+)
 from torchloom.races.gradients import Reductions, Unreduced, find_unreduced, reductions_of
 from torchloom.races.graphs import GraphSchedule, schedule_of
 
 __all__ = [
-    "ENGINES",
     "Event",
     "Free",
     "GraphSchedule",

@@ -19,7 +19,7 @@ from torch import fx
 from torchloom import ops
 from torchloom._torch.operators import OpOverload
 from torchloom.graph import args_of, argument, nbytes, written
-from torchloom.races.events import Start, Use
+from torchloom.races.check import Start, Use
 from torchloom.races.graphs import GraphSchedule, held_by, picks_of
 
 Path: TypeAlias = tuple[str, ...]

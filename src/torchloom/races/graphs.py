@@ -17,7 +17,7 @@ from torch import fx
 
 from torchloom import ops
 from torchloom.graph import argument, find, owners, value_of, viewed, written
-from torchloom.races.events import Engine, Event, Free, Start, TransferSchedule, Use, WaitFor
+from torchloom.races.check import Engine, Event, Free, Start, TransferSchedule, Use, WaitFor
 
 _ENGINE: dict[object, Engine] = {
     ops.offload_start: "to_host",

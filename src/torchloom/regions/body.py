@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.aot import prepare_joint
 from torchloom._torch.bodies import AmbientAutocast, TracedPart, trace_part
 from torchloom._torch.dynamo import is_restart
-from torchloom._torch.partition import prepare_joint
 from torchloom._torch.tensors import fake_like
 from torchloom.errors import RegionError
-from torchloom.graph import args_of, lower_readers, read_lower, value_of
+from torchloom.graph import args_of, digest_of, lower_readers, read_lower, value_of
 from torchloom.ops.regions import BodyHalf
 from torchloom.regions.halves import Halves, SplitBody, split_body, storage_problem
 from torchloom.regions.labels import graph_form
@@ -92,7 +91,7 @@ class RegionBody:
             other.joint = self.joint
             kept = other.halves.kept_text
             known = [self, *self._others.values()]
-            digest = hashlib.blake2b(kept.encode(), digest_size=8).hexdigest()
+            digest = digest_of(kept)
             other.name = f"{self.name}k{digest}"
             alike = (each for each in known if each.halves.kept_text == kept)
             self._others[names] = next(alike, other)
@@ -123,11 +122,10 @@ class RegionBody:
 
     def digest(self) -> str:
         """Return a hash of all graphs that have been made of it."""
-        made = [each for each in _MADE if each in self.__dict__]
-        graphs = [self.inference.graph_module] if "inference" in made else []
-        graphs += [self.halves.forward, self.halves.backward] if "halves" in made else []
-        text = " ".join(graph_form(each.graph) for each in graphs)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        graphs = [self.inference.graph_module] if "inference" in self.__dict__ else []
+        if "halves" in self.__dict__:
+            graphs += [self.halves.forward, self.halves.backward]
+        return digest_of(" ".join(graph_form(each.graph) for each in graphs))
 
     def lower_operands(self, *, trains: bool) -> Mapping[int, torch.dtype]:
         """Return the operands that a call casts first, by index, and their dtypes."""
@@ -135,13 +133,11 @@ class RegionBody:
 
     def forward_values(self, *, trains: bool) -> Sequence[Tensor]:
         """Return the fake results of a call; with `trains`, also what backward reads of its values."""
-        graph = self.halves.forward.graph if trains else self.inference.graph_module.graph
-        return [value_of(node) for node in args_of(graph.output_node())[0]]
+        return _results(self.halves.forward if trains else self.inference.graph_module)
 
     def backward_values(self) -> Sequence[Tensor]:
         """Return the fake gradients of the operands that have one."""
-        graph = self.halves.backward.graph
-        return [value_of(node) for node in args_of(graph.output_node())[0]]
+        return _results(self.halves.backward)
 
     @property
     def num_results(self) -> int:
@@ -213,4 +209,5 @@ class RegionBody:
         graph_module.recompile()
 
 
-_MADE = ("inference", "halves")
+def _results(half: fx.GraphModule) -> list[Tensor]:
+    return [value_of(node) for node in args_of(half.graph.output_node())[0]]

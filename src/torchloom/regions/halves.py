@@ -80,7 +80,9 @@ def split_body(
     tangents = _tangents(traced, backward.graph)
     kept = _kept(forward.graph, traced.num_results)
     backward = fx.GraphModule(backward, _rewired(backward.graph, kept))
-    _return(forward, kept)
+    output = forward.graph.output_node()
+    output.args = (kept.values,)
+    output.meta.pop("desc", None)  # AOTAutograd's names of what was returned before
     forward.graph.eliminate_dead_code()
     for half in (forward, backward):
         half.graph.lint()
@@ -190,12 +192,6 @@ def _check_memory(operands: Sequence[fx.Node], values: Sequence[fx.Node]) -> Non
                 f"%{node.name}, which it returns, shares memory with %{seen[storage].name}"
             )
         seen[storage] = node
-
-
-def _return(forward: fx.GraphModule, kept: _Kept) -> None:
-    output = forward.graph.output_node()
-    output.args = (kept.values,)
-    output.meta.pop("desc", None)  # AOTAutograd's names of what was returned before
 
 
 def _rewired(backward: fx.Graph, kept: _Kept) -> fx.Graph:

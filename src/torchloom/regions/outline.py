@@ -6,7 +6,6 @@ after    [x1] = region('a1b2', 0, [x, w1])       [x2] = region('a1b2', 1, [x1, w
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from torchloom import ops
 from torchloom._torch.bodies import EXIT_AUTOCAST
 from torchloom._torch.tensors import symbols_in
 from torchloom.backends.graphs import copy_graph_module
+from torchloom.graph import digest_of
 from torchloom.ops.regions import region
-from torchloom.regions.checkpoints import hoist_gathers
 from torchloom.regions.find import Part, find_regions
-from torchloom.regions.labels import graph_form, is_weight, traced_value
-from torchloom.regions.normalize import compute_where_read, drop_identities
+from torchloom.regions.labels import PARAMETER_OPS, graph_form, is_weight, traced_value
+from torchloom.regions.normalize import compute_where_read, drop_identities, hoist_gathers
 
 MakeBody = Callable[[str, fx.GraphModule, Sequence[Any], Sequence[Any], frozenset[int]], Any]
 """(name, the part as a graph, fake operands, sizes, gathered weights among the operands) -> its body"""
@@ -73,15 +71,19 @@ def outline(gm: fx.GraphModule, key: str, make_body: MakeBody) -> Outlined:
     num_calls = 0
     picked: dict[fx.Node, fx.Node] = {}
     for group in found.groups:
-        symbols = _symbols(copy.graph, group[0])
-        weights, inputs = _weights(group[0]), _inputs(group[0], symbols)
-        captured = _body_of(copy, group[0], symbols, picked)
-        name = _name(captured.graph, f"{key} {sorted(weights)}")
+        part = group[0]
+        symbols = _symbols(copy.graph, part)
+        operands = [traced_value(each) for each in part.operands]
+        sizes = [traced_value(each) for each in (*part.sizes, *symbols)]
+        weights = frozenset(i for i, node in enumerate(part.operands) if is_weight(node))
+        captured = _body_of(copy, part, symbols, picked)
+        name = digest_of(f"{key} {sorted(weights)} {graph_form(captured.graph)}")
         if name not in bodies:
-            bodies[name] = make_body(name, captured, *inputs, weights)
+            bodies[name] = make_body(name, captured, operands, sizes, weights)
         layers = tuple(map(_layer_of, group))
         for call, part in enumerate(group, num_calls):
-            bodies[name].modules[call] = _innermost(_common_modules(part.nodes))
+            modules = list(_common_modules(part.nodes).values())
+            bodies[name].modules[call] = str(modules[-1][0]) if modules else ""
             _replace(copy.graph, part, (name, call), symbols, picked)
         calls.append(RegionCalls(name, len(group[0].nodes), layers))
         num_calls += len(group)
@@ -104,11 +106,6 @@ def _symbols(graph: fx.Graph, part: Part) -> list[fx.Node]:
             found.append(node)
             known |= names
     return found
-
-
-def _inputs(part: Part, symbols: Sequence[fx.Node]) -> tuple[list[Any], list[Any]]:
-    operands = [traced_value(each) for each in part.operands]
-    return operands, [traced_value(each) for each in (*part.sizes, *symbols)]
 
 
 def _body_of(
@@ -139,13 +136,11 @@ def _body_of(
     return fx.GraphModule(gm, graph)
 
 
-def _name(graph: fx.Graph, key: str) -> str:
-    text = f"{key} {graph_form(graph)}"
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
 def _layer_of(part: Part) -> str:
-    return module_of_most([path for node in part.operands if (path := _owner_of(node))])
+    """Return the module that holds most of the parameters that a part gathers."""
+    params = [str(node.args[-1]) for node in part.operands if node.target in PARAMETER_OPS]
+    owners = [param.rpartition(".")[0] for param in params]
+    return module_of_most([path for path in owners if path])
 
 
 def module_of_most(paths: Sequence[str]) -> str:
@@ -168,13 +163,6 @@ def module_of_most(paths: Sequence[str]) -> str:
         chosen.append(name)
 
 
-def _owner_of(node: fx.Node) -> str:
-    """Return the path of the module that holds the parameter of a gather, "" for other nodes."""
-    if node.target in (ops.gather, ops.replicate, ops.cast):
-        return str(node.args[-1]).rpartition(".")[0]
-    return ""
-
-
 def _common_modules(nodes: Sequence[fx.Node]) -> dict[str, Any]:
     """Return the modules in which all of a part was traced, outermost first."""
     stacks = [node.meta.get("nn_module_stack") or {} for node in nodes]
@@ -182,15 +170,6 @@ def _common_modules(nodes: Sequence[fx.Node]) -> dict[str, Any]:
     for stack in stacks[1:]:
         common = {key: value for key, value in common.items() if stack.get(key) == value}
     return common
-
-
-def _innermost(modules: Mapping[str, Any]) -> str:
-    """Return how Dynamo names the innermost of some modules, "" of none."""
-    return str(list(modules.values())[-1][0]) if modules else ""
-
-
-def _weights(part: Part) -> frozenset[int]:
-    return frozenset(i for i, node in enumerate(part.operands) if is_weight(node))
 
 
 def _replace(

@@ -25,8 +25,8 @@ from torchloom.graph import GraphPass, SharedWeights
 from torchloom.log import get_logger
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
-from torchloom.pipeline.options import option_of
 from torchloom.pipeline.ragged import SharedPlan
+from torchloom.pipeline.registry import option_of
 from torchloom.runtime import Communicator, WeightStore, make_store
 from torchloom.runtime.lines import tell_graph
 from torchloom.runtime.transports import shm

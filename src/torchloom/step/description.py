@@ -19,7 +19,7 @@ from torchloom.errors import ConfigError
 from torchloom.graph import PassContext
 from torchloom.log import get_logger
 from torchloom.pipeline import REGISTRY, PassItem, PassRegistry, Resolver, Schedule
-from torchloom.pipeline.options import derived_options, joined_options
+from torchloom.pipeline.registry import derived_options, joined_options
 from torchloom.pipeline.schedule import ScheduleEntry, Timetable
 from torchloom.plan import Plan
 from torchloom.runtime import Communicator

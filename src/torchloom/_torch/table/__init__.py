@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from torchloom._torch.table.names import NEEDED, USEFUL
 from torchloom._torch.table.patches import FACTS as FACTS
 from torchloom._torch.table.patches import PATCHES as PATCHES
-from torchloom._torch.table.records import Fact as Fact
-from torchloom._torch.table.records import Patch as Patch
-from torchloom._torch.table.records import PrivateName as PrivateName
+from torchloom._torch.table.patches import Fact as Fact
+from torchloom._torch.table.patches import Patch as Patch
+from torchloom._torch.table.patches import PrivateName as PrivateName
 
 
 def _rows() -> Iterator[PrivateName]:

@@ -2,7 +2,90 @@
 
 from __future__ import annotations
 
-from torchloom._torch.table.records import Fact, Patch
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranged:
+    """A row with the versions of torch that it holds for: from the first to the last, "" for no bound."""
+
+    since: str = ""
+    until: str = ""
+
+    def holds_on(self, version: str) -> bool:
+        """Return whether the row is about a version of torch, such as "2.13.0+cpu".
+
+        Example:
+            >>> _Ranged(since="2.12", until="2.13").holds_on("2.13.1+cpu")
+            True
+        """
+        number = _number(version)
+        is_late = not self.since or number >= _number(self.since)
+        return is_late and (not self.until or number <= _number(self.until))
+
+    @property
+    def versions(self) -> str:
+        """The range in words."""
+        if not self.since:
+            return f"up to {self.until}" if self.until else "all"
+        return f"{self.since} to {self.until}" if self.until else f"since {self.since}"
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """Return the first two parts of a version: nightly builds count as the release that they lead to."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateName(_Ranged):
+    """A private name of torch that torchloom uses.
+
+    Args:
+        name: the path to it. After a colon stands a word of a module's source; "|" stands before another name
+            that serves in its place.
+        without: what happens where it is missing.
+        is_needed: whether what needs it fails without it.
+    """
+
+    name: str
+    without: str
+    is_needed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch(_Ranged):
+    """A place where torchloom replaces or wraps something of torch's, or works around what torch does.
+
+    Args:
+        name: what of torch's is changed or worked around.
+        where: the function of torchloom that does it.
+        because: what torch does by itself.
+        issue: the issue or change upstream; "" where none is known.
+        reproduction: one line that shows what torch does, where there is no issue.
+        without: what happens without it.
+    """
+
+    name: str
+    where: str
+    because: str
+    without: str
+    issue: str = ""
+    reproduction: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact(_Ranged):
+    """Something that differs between versions of torch though no name does.
+
+    Args:
+        name: the function of torchloom that tells; it returns True for the versions of the row.
+        differs: what is so in these versions, and what in others.
+    """
+
+    name: str
+    differs: str
+
 
 PATCHES = (
     Patch(
@@ -92,7 +175,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._dynamo.eval_frame.compile_wrapper",
-        where="torchloom._torch.fallback.let_fall_back",
+        where="torchloom._torch.dispatch.let_fall_back",
         because="`suppress_errors` holds for all that compiles while it is set; the callback of one"
         " function is replaced in its closure",
         reproduction="torch._dynamo.config.patch(suppress_errors=True) around a call, and compile"
@@ -101,7 +184,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._functorch.partitioners.functionalize_rng_ops",
-        where="torchloom._torch.partition.trial_partition",
+        where="torchloom._torch.aot.trial_partition",
         because="the partitioner renames nodes that draw random numbers twice; in a trial it is"
         " replaced by a function that leaves them",
         reproduction="min_cut_rematerialization_partition of a joint graph with dropout that is"
@@ -110,7 +193,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._inductor.codecache.CppCodeCache.load_async",
-        where="torchloom._torch.library_loading.watched_libraries",
+        where="torchloom._torch.standalone.watched_libraries",
         because="an artifact holds sources, which are built again where it is loaded; libraries are"
         " noted while it is made, and given while it is loaded",
         reproduction="standalone_compile(..., aot=True).serialize(), then deserialize it with an empty"
@@ -119,7 +202,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._inductor.compile_fx._recursive_joint_graph_passes",
-        where="torchloom._torch.library_loading.before_codegen",
+        where="torchloom._torch.standalone.before_codegen",
         because="there is no hook between AOTAutograd and Inductor's code generation",
         reproduction="raise from any hook of Inductor's config: AOTAutograd has not traced yet, or code"
         " is generated already",
@@ -159,7 +242,7 @@ PATCHES = (
     ),
     Patch(
         name="c10::FLAGS_caffe2_log_level",
-        where="torchloom._torch.hush.hushed_store",
+        where="torchloom._torch.distributed.hushed_store",
         because="c10 prints a stack of C++ for each request to a store that has gone, and raises an"
         " error as well; its level of warnings is raised meanwhile",
         reproduction="make two TCPStores, delete the server, call check on the client: stderr has a"
@@ -178,19 +261,19 @@ PATCHES = (
 
 FACTS = (
     Fact(
-        name="torchloom._torch.facts.keeps_tangents",
+        name="torchloom._torch.dynamo.keeps_tangents",
         differs="`backward(ctx, *flat_args)` of AOTAutograd holds the gradients of results through the"
         " whole of backward; later it hands them on in a list that it empties",
         until="2.12",
     ),
     Fact(
-        name="torchloom._torch.facts.guards_requires_grad",
+        name="torchloom._torch.dynamo.guards_requires_grad",
         differs="Dynamo puts guards on `requires_grad` of a module's parameters; before, a model is"
         " compiled anew where one changes",
         since="2.12",
     ),
     Fact(
-        name="torchloom._torch.facts.lowers_calls",
+        name="torchloom._torch.dynamo.lowers_calls",
         differs="Inductor is known to generate one function for several calls of a subgraph with operands of its"
         " own layout; before, graphs that go to Inductor stay whole (`compile.regions`)",
         since="2.13",
@@ -207,7 +290,7 @@ FACTS = (
         since="2.12",
     ),
     Fact(
-        name="torchloom._torch.fallback.counts_whole_graphs",
+        name="torchloom._torch.dispatch.counts_whole_graphs",
         differs="a whole graph (`fullgraph=True`) in whose call nothing compiled runs raises"
         " (pytorch/pytorch#177809)",
         since="2.12",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchloom._torch import dispatch, fallback, introspect
+from torchloom._torch import dispatch, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
 from torchloom.inspect.api.entries import LiveGuard, sort_key
@@ -161,9 +161,9 @@ class JitFunction:
         """Why calls ran the original function: the first line of each error."""
         lookup_backend(backend)
         self.__torchloom_compiled__ = torch.compile(twin, backend=self._backend, **options)
-        self._falls_back: fallback.FallsBack | None = None
+        self._falls_back: dispatch.FallsBack | None = None
         if not strict:
-            self._falls_back = fallback.let_fall_back(
+            self._falls_back = dispatch.let_fall_back(
                 self.__torchloom_compiled__,
                 twin.__code__,
                 is_whole_graph=bool(options.get("fullgraph")),
