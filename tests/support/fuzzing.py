@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from torchloom.runtime.host import HostArena, Mover, mover as movers
+from torchloom.runtime.host import HostArena, Mover
+from torchloom.runtime.host import mover as movers
 
 _POISON = 0xFF
 """Four or two of these bytes are a NaN in every float type."""
