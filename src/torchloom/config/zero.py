@@ -10,8 +10,6 @@ from torchloom.config.model import MIB, DType, OffloadConfig, PrecisionConfig, Z
 from torchloom.config.schema import ConfigSchema
 from torchloom.config.schema_sections import ZeroSection
 
-# Not measured: an assumption that larger messages gain little and hold memory longer.
-MAX_BUCKET_BYTES = 64 * MIB
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -46,13 +44,10 @@ def _bucket(section: ZeroSection, name: str, item_bytes: int, findings: Findings
     elements: int | None = getattr(section, name)
     if elements is None:
         return None
-    asked = elements * item_bytes
-    used = min(asked, MAX_BUCKET_BYTES)
-    size = f"elements of {item_bytes} bytes, {used / MIB:.4g} MiB"
-    why = size if used == asked else f"{size}, the most that torchloom merges"
-    path = f"zero_optimization.{name}"
-    findings.hint(path, asked=elements, used=used // item_bytes, why=why)
-    return used
+    num_bytes = elements * item_bytes
+    why = f"elements of {item_bytes} bytes, {num_bytes / MIB:.4g} MiB; over gloo 64 MiB at most"
+    findings.hint(f"zero_optimization.{name}", asked=elements, used=elements, why=why)
+    return num_bytes
 
 
 def _check_stage(section: ZeroSection, findings: Findings) -> None:

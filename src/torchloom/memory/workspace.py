@@ -132,17 +132,12 @@ def _measure(waiting: dict[Signature, Call]) -> dict[Signature, Probed]:
         )
     with (
         without_modes(),  # compilers plan under fake tensors, which allocate nothing
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=_cuda_devices(waiting.values())),
         torch.no_grad(),
         memory_profile() as profile,
     ):
         for signature, call in waiting.items():
-            inputs = fx.node.map_aggregate(call.args, real_like)
-            named = fx.node.map_aggregate(call.kwargs, real_like)
-            with torch.profiler.record_function(f"{_MARK}{len(results)}"):
-                result = _try(call.target, inputs, named)
-            results[signature] = tuple(t.untyped_storage().nbytes() for t in tensors_in(result))
-            del result, inputs, named
+            results[signature] = _try(call, f"{_MARK}{len(results)}")
     workspaces = _workspaces(profiler_events(profile), list(results))
     return {each: Probed(workspaces[each], results[each]) for each in results}
 
@@ -164,11 +159,23 @@ def _workspaces(events: list[Any], ranges: list[Signature]) -> dict[Signature, i
     return found
 
 
-def _try(target: Any, args: Any, kwargs: Any) -> Any:
+def _cuda_devices(calls: Iterable[Call]) -> list[torch.device]:
+    """Return the GPUs that calls compute on, whose random generators planning must leave as they are."""
+    tensors = (t for call in calls for t in tensors_in((*call.args, *call.kwargs.values())))
+    return list({t.device for t in tensors if t.device.type == "cuda"})
+
+
+def _try(call: Call, mark: str) -> tuple[int, ...]:
+    """Return the bytes of each result."""
     try:
-        return target(*args, **kwargs)
+        inputs = fx.node.map_aggregate(call.args, real_like)
+        named: Any = fx.node.map_aggregate(call.kwargs, real_like)
+        with torch.profiler.record_function(mark):
+            result = call.target(*inputs, **named)
     except (RuntimeError, IndexError, NotImplementedError):
-        return None  # made-up data does not suit it: its workspace counts as none
+        # Made-up data does not suit it, or the device has no memory for a second set of operands: no workspace counts.
+        return ()
+    return tuple(t.untyped_storage().nbytes() for t in tensors_in(result))
 
 
 def _call_of(node: fx.Node) -> Call:

@@ -30,6 +30,8 @@ from torchloom.shard import Layout, ParamSpec
 
 _MOST_BYTES = 16 << 20
 """Of a bucket where transfers take the cores that compute: gloo needs 0.4 ms per MB up to 16 MB, 0.8 ms for 64 MB."""
+_MOST_WRITTEN_BYTES = 64 << 20
+"""Of sizes that settings give, there: many files name 5e8 elements, which is all of a small model at once."""
 
 
 class TransferSizes(NamedTuple):
@@ -96,6 +98,26 @@ def default_sizes(layout: Layout, network: Network) -> dict[str, dict[str, objec
     return {
         "bucket": {"gather_bytes": gather_bytes, "reduce_bytes": reduce_bytes},
         "prefetch": {"max_bytes": num_in_flight * gather_bytes, "uses_ahead": uses_ahead},
+    }
+
+
+def sizes_within(
+    options: Mapping[str, Mapping[str, object]], network: Network
+) -> dict[str, dict[str, object]]:
+    """Return options of passes that settings give, with sizes of transfers that a network can use.
+
+    Args:
+        options: by the name of the pass.
+        network: what carries the transfers; where the computing cores do, sizes are at most 64 MiB.
+    """
+    return {
+        name: {
+            option: min(value, _MOST_WRITTEN_BYTES)
+            if network.on_cores and name in ("bucket", "prefetch") and isinstance(value, int)
+            else value
+            for option, value in given.items()
+        }
+        for name, given in options.items()
     }
 
 

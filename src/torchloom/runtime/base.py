@@ -20,6 +20,16 @@ from torchloom.errors import ShardError
 from torchloom.runtime.channel import Label
 
 
+def carried_by_gloo(group: dist.ProcessGroup) -> bool:
+    """Say whether gloo carries what a model sends over a group.
+
+    A group with a backend for each kind of device ("cpu:gloo,cuda:nccl", torch's default where there are GPUs) counts by
+    the GPUs.
+    """
+    backend = str(dist.get_backend(group))
+    return "gloo" in backend and not ("nccl" in backend and torch.cuda.is_available())
+
+
 class GroupRef:
     """A process group that is used but not kept alive.
 

@@ -22,6 +22,7 @@ from torchloom.pipeline import REGISTRY, PassItem, PassRegistry, Resolver, Sched
 from torchloom.pipeline.registry import derived_options, joined_options
 from torchloom.pipeline.schedule import ScheduleEntry, Timetable
 from torchloom.plan import Plan
+from torchloom.plan.transfer_sizes import sizes_within
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, class_of, layout_of
 from torchloom.step.interfaces import SHARDS, STATES
@@ -153,7 +154,7 @@ def describe_step(
     options_of_passes = joined_options(  # the last one wins
         derived_options(layout, chosen, network),
         {"cast_gathers": {"params": cast_params(config.precision, model, layout)}},
-        options.pass_options,
+        sizes_within(options.pass_options, network),
     )
     resolver = Resolver(
         layout.stage,

@@ -234,7 +234,7 @@ PATCHES = (
     ),
     Patch(
         name="torch._inductor.select_algorithm",
-        where="torchloom.pieces.light.light_imports",
+        where="torchloom.pieces.build.light_imports",
         because="generated text imports all of Inductor's lowerings for plain functions of torch;"
         " stand-ins take the modules' places while a program is loaded",
         reproduction="python -X importtime -c 'import torch._inductor.select_algorithm'",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from torchloom.log import get_logger
-from torchloom.runtime.base import Collectives, GroupRef, UnavailableError
+from torchloom.runtime.base import Collectives, GroupRef, UnavailableError, carried_by_gloo
 from torchloom.runtime.channel import Channel
 from torchloom.runtime.transports import c10d, gloo, shm
 
@@ -49,6 +49,6 @@ def connect(group: GroupRef, name: str, *, symmetric_memory: bool) -> Collective
                     group.size,
                     backend,
                 )
-    if "gloo" in backend:
+    if carried_by_gloo(group()):
         return gloo.connect(group, channel())
     return c10d.C10dCollectives(group, channel(has_tags=False))

@@ -1,0 +1,37 @@
+"""Measuring what operators allocate for themselves leaves the device as it was, and survives a full one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchloom.memory import workspace
+from torchloom.memory.workspace import Call, WorkspaceTable
+
+mm = torch.ops.aten.mm.default
+
+
+def test_an_operator_whose_operands_do_not_fit_counts_as_none(monkeypatch) -> None:
+    table = WorkspaceTable()
+    fits, large = (Call(mm, (torch.randn(n, n), torch.randn(n, n)), {}) for n in (7, 33))
+    real_like = workspace.real_like
+
+    def out_of_memory(value):
+        if isinstance(value, torch.Tensor) and len(value) == 33:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real_like(value)
+
+    monkeypatch.setattr(workspace, "real_like", out_of_memory)
+    assert table.probe_calls([large, fits])
+    sizes = [found.result_bytes for found in table.known.values()]
+    assert sorted(sizes) == [(), (7 * 7 * 4,)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_generators_of_the_devices_that_compute_are_left(device: str) -> None:
+    with FakeTensorMode():
+        operand = torch.empty(3, 3, device=device)
+    call = Call(mm, (operand,), {"mat2": operand})
+    found = [each.type for each in workspace._cuda_devices([call, call])]
+    assert found == (["cuda"] if device == "cuda" else [])
