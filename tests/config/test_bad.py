@@ -75,7 +75,7 @@ BAD = [
     ("compile.schedule", [[0, "zero3"]], "compile.schedule[0][1]", "write [ ... ]"),
     ("compile.schedule", [[0]], "compile.schedule[0]", "[step, [names]]"),
     ("compile.schedule", [[0, [None]]], "compile.schedule[0][1][0]", "write a string"),
-    ("compile.schedule", [[0, []], [0, []]], "compile.schedule[1][0]", "merge"),
+    ("compile.schedule", [[0, []], [0, []]], "compile.schedule[1][0]", "each step once"),
     ("compile.offload_activation", "cpu", None, "true or false"),
     ("compile.offload_parameters", 2, None, "true or false"),
     ("compile.symmetric_memory", "fast", None, "true or false"),

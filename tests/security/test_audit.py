@@ -60,7 +60,7 @@ KNOWN = {
     ("config/monitors.py", "find_spec"): LOOKED_UP,
     ("last_words.py", "find_spec"): LOOKED_UP,
     ("serve/call/live_model.py", "exec"): GENERATED,
-    ("engine/monitors.py", "import_module"): CONSTANT,
+    ("loop/trackers.py", "import_module"): CONSTANT,
     ("integrations/transformers/trainer.py", "from_pretrained"): USERS,
     ("cli/doctor.py", "subprocess.run"): COMMAND,
     ("cli/processes.py", "spec_from_file_location"): USERS,

@@ -62,22 +62,26 @@ def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int, shard_size:
     free = found_by()
     budget = free.standing_bytes + (free.peak_bytes - free.standing_bytes) * 7 // 10
 
-    def train(rank: int) -> tuple[str, list[str]]:
+    def train(rank: int) -> tuple[str, list[str], dict[str, float]]:
         torch._dynamo.reset()
         engine, *_ = torchloom.initialize(model=Llama(SIZES), config=settings(budget))
         engine.compile()
         engine.backward(engine(*batch()))
         engine.step()
-        return engine.plan().to_json(), engine.compile_report().fallbacks
+        report = engine.compile_report()
+        return engine.plan().to_json(), report.fallbacks, report.exposed_ms
 
     with pytest.MonkeyPatch.context() as patch:
         # Ranks would read what this machine has measured, which is not the table above.
         patch.setattr("torchloom.step.planner.load_table", lambda device: table)
-        (plan, fallbacks), *others = run_ranks(world_size, train)
-    assert fallbacks == [] and all(each == (plan, []) for each in others)
+        (plan, fallbacks, exposed_ms), *others = run_ranks(world_size, train)
+    assert fallbacks == [] and all(each == (plan, [], exposed_ms) for each in others)
     found = found_by(budget)
     assert found.plan is not None and found.plan.to_json() == plan
     assert found.fits and found.peak_bytes <= budget < free.peak_bytes
+    assert exposed_ms and {n: 1e3 * s for n, s in found.exposed_by.items()} == pytest.approx(
+        exposed_ms
+    )
 
 
 def test_what_is_said_of_a_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -183,6 +184,17 @@ class CompileReport:
                     ("bwd" if kind == "backward" else "fwd", index, graph.graph_id, seconds)
                 )
         return found
+
+    @property
+    def exposed_ms(self) -> dict[str, float]:
+        """Predicted milliseconds that compute waits for transfers, by what it waits for, the longest first.
+
+        Of one forward and backward of each graph; empty where neither a budget nor a recorder asks for predictions.
+        """
+        found: Counter[str] = Counter()
+        for graph in self.graphs:
+            found.update({} if graph.times is None else graph.times.exposed_by)
+        return {what: us / 1e3 for what, us in found.most_common()}
 
     @property
     def duration_s(self) -> float:
