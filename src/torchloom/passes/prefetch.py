@@ -64,8 +64,7 @@ def _hoist_gathers(graph: fx.Graph, limit_bytes: int, uses_ahead: int) -> int:
     needs.sort(key=lambda need: where[need.use])
     for need in needs:
         move_before([need.transfer.wait, *need.views], need.use)
-    uses = list(dict.fromkeys(need.use for need in needs))
-    firsts = [next(i for i, need in enumerate(needs) if need.use is use) for use in uses]
+    firsts = sorted({need.use: i for i, need in reversed(list(enumerate(needs)))}.values())
     num_moved = 0
     for index, need in enumerate(needs):
         least = bisect.bisect_right(firsts, index) - 1 - uses_ahead
@@ -75,7 +74,8 @@ def _hoist_gathers(graph: fx.Graph, limit_bytes: int, uses_ahead: int) -> int:
                 move_before([need.transfer.start, *need.transfer.results], begin)
                 num_moved += 1
             continue
-        anchor = needs[min(firsts[max(0, least)], _anchor(needs, index, limit_bytes))]
+        at_least = firsts[max(0, least)] if uses_ahead else index
+        anchor = needs[min(at_least, _anchor(needs, index, limit_bytes))]
         is_ready = all(where[node] < where[anchor.use] for node in need.transfer.inputs)
         if anchor is not need and is_ready:
             # Before the anchor's wait, so that this transfer runs while that one is waited for.

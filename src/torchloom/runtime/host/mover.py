@@ -85,10 +85,10 @@ class StreamEngine:
                 destination.copy_(source, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        held = list(pairs)  # until the compute stream waits for them
+        held, device = list(pairs), self._device  # held until the compute stream waits for them
 
         def finish() -> None:
-            torch.cuda.current_stream(self._device).wait_event(event)
+            torch.cuda.current_stream(device).wait_event(event)
             held.clear()
 
         return finish
