@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ class Told(StateStream):
     def begin(self, kind: str, chunk: _Chunk) -> None:
         (number,) = chunk.leaves
         self.note(kind, number)
-        chunk.copy = SimpleNamespace(finish=lambda: self.note(f"await {kind}", number))
+        chunk.copy = lambda: self.note(f"await {kind}", number)
 
     def _load(self, chunk, slot):
         self.begin("load", chunk)
