@@ -174,3 +174,16 @@ def test_a_warmup_to_the_optimizers_own_rate_in_a_tensor_rises_to_it() -> None:
         optimizer.step()
         warmup.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_schedules_tell_their_settings_by_deepspeeds_names() -> None:
+    optimizer = torch.optim.Adam([{"params": [torch.zeros(1)], "lr": rate} for rate in (0.1, 0.2)])
+    warmup = make_scheduler("WarmupLR", {"warmup_num_steps": 5}, optimizer)
+    assert (warmup.min_lrs, warmup.max_lrs) == ([0.0, 0.0], [0.1, 0.2])
+    assert (warmup.warmup_num_steps, warmup.warmup_type) == (5, "log")
+    optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
+    cosine = make_scheduler("WarmupCosineLR", {"total_num_steps": 9}, optimizer)
+    for _ in range(3):
+        assert cosine.get_lr_ratio() * 0.1 == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        cosine.step()

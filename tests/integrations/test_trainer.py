@@ -406,3 +406,55 @@ def test_a_save_on_rank_0_alone_says_so(tmp_path) -> None:
 
     for told in ranks.run_ranks(2, run):
         assert "a call that only some make" in told
+
+
+def test_weights_are_those_of_ddp_where_the_optimizer_adds_no_noise(tmp_path) -> None:
+    """SGD's step is as exact as its gradient, which AdamW divides by its own size."""
+    steps = {"save_strategy": "steps", "save_steps": 12, "optim": "sgd", "learning_rate": 0.1}
+
+    def run(rank: int) -> list[dict[str, Any]]:
+        return [
+            ddp(tiny_llama(), tmp_path / "ddp", **steps),
+            sharded(tiny_llama(), tmp_path / "loom", **steps),
+        ]
+
+    expected, found = run_ranks(2, run)[0]
+    assert_same_run(found, expected)
+    assert_weights_are_those_of_ddp(tmp_path, atol=1e-7)
+
+
+def assert_weights_are_those_of_ddp(folder: Path, atol: float) -> None:
+    """Load both checkpoints without torchloom."""
+    from transformers import LlamaForCausalLM
+
+    models = [
+        LlamaForCausalLM.from_pretrained(folder / name / "checkpoint-12")
+        for name in ("ddp", "loom")
+    ]
+    for expected, found in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def test_two_ranks_then_one_then_two(tmp_path) -> None:
+    """Twelve steps with one global batch, of which one rank takes steps 5 to 8."""
+
+    def part(rank: int, last: int, resume: str | None, micro: int) -> dict[str, Any]:
+        return sharded(
+            tiny_llama(),
+            tmp_path / f"to{last}",
+            resume=resume,
+            per_device_train_batch_size=micro,
+            save_strategy="steps",
+            save_steps=4,
+            max_steps=last,
+            lr_scheduler_type="constant",
+        )
+
+    def whole(rank: int) -> dict[str, Any]:
+        return ddp(tiny_llama(), tmp_path / "ddp", lr_scheduler_type="constant")
+
+    expected = run_ranks(2, whole)[0]
+    run_ranks(2, part, 4, None, 2)
+    ranks.run_ranks(1, part, 8, str(tmp_path / "to4/checkpoint-4"), 4)
+    found = run_ranks(2, part, 12, str(tmp_path / "to8/checkpoint-8"), 2)[0]
+    assert_same_run(found, expected, rtol=2e-6)

@@ -366,3 +366,24 @@ def test_on_a_device(monkeypatch):
         for n in (1, 8, 64, 8):
             x = torch.randn(n, 16, device="cuda")
             torch.testing.assert_close(program(x), model(x), atol=1e-3, rtol=1e-3)
+
+
+def test_threads_take_turns():
+    """Each thread gets the results of its own arguments: recordings have one place for them."""
+    program = build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
+    model = made(Plain)
+    Tape.pause_s = 0.002
+    inputs = [torch.randn(4, 16) for _ in range(4)]
+    found: list[bool] = []
+
+    def serve(number: int) -> None:
+        with torch.no_grad():
+            wanted = model(inputs[number])
+            found.extend(torch.allclose(program(inputs[number]), wanted) for _ in range(20))
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 80

@@ -173,3 +173,16 @@ def test_what_a_program_writes_itself_is_no_change():
         assert "cos" not in str(error.value)
         its.scale = float("2")
         torch.testing.assert_close(program(X), twin(X))
+
+
+def test_gradients_follow_weights_that_are_frozen_or_not():
+    its = nn.Linear(16, 4).eval()
+    program = build(its, Contract({"input": (BATCH, 16)}, grad="grad"), backend="eager")
+    for is_wanted in (False, True):
+        its.weight.requires_grad_(is_wanted)
+        its.weight.grad = None
+        try:
+            program(X).sum().backward()
+        except ContractError:
+            continue
+        assert (its.weight.grad is not None) is is_wanted
