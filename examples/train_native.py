@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchloom
-from torchloom.shard import Precision, full_state_dict, gathered, on_meta
+from torchloom.shard import Precision, full_state_dict, gathered, local_shard, on_meta
 
 
 class Block(nn.Module):
@@ -72,7 +72,7 @@ def main() -> None:
         shape = tuple(model[0].up.weight.shape)
     weights = full_state_dict(model, rank0_only=True, cpu=True)  # all ranks call
     if rank == 0:
-        kept = sum(p.numel() for p in model.parameters())
+        kept = sum(local_shard(p).numel() for p in model.parameters())
         total = sum(weight.numel() for weight in weights.values())
         print(f"0.up.weight is {shape}; this rank kept {kept} of {total} elements")
         for graph in session.report.graphs:
