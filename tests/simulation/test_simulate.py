@@ -79,6 +79,8 @@ def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int, shard_size:
     found = found_by(budget)
     assert found.plan is not None and found.plan.to_json() == plan
     assert found.fits and found.peak_bytes <= budget < free.peak_bytes
+    exposed = {what: 1e3 * seconds for what, seconds in found.exposed_by.items()}
+    assert exposed_ms and exposed == pytest.approx(exposed_ms)
 
 
 def test_what_is_said_of_a_step() -> None:

@@ -74,10 +74,7 @@ class GraphReport:
     """Why this graph runs eagerly sharded, or None."""
 
     def take(self, other: GraphReport) -> None:
-        """Take over the records of one of several compiles, and those that its backward still adds.
-
-        Backward may be compiled later, and then adds to the same lists.
-        """
+        """Take over the records of one of several compiles."""
         self.compile_s, self.passes = other.compile_s, other.passes
         self.collectives, self.plan = other.collectives, other.plan
         self.peak, self.times = other.peak, other.times

@@ -76,7 +76,7 @@ def compile_within_budget(
     Raises:
         PlanError: no code fits; the text says by how much to raise the budget.
     """
-    best: tuple[GraphPlan, Callable[..., Any], GraphReport] | None = None
+    best: tuple[GraphPlan, Callable[..., Any], Weaving] | None = None
     least_bytes, refusal, planner = 0, "", setup.planner
     before: list[tuple[str, float]] = []
     calling = calling_text(example_inputs)
@@ -90,7 +90,7 @@ def compile_within_budget(
             calling,
             ignores_caches=ignores_caches,
             flat_because=form.flat_because,
-            must_outline=best is not None and bool(best[2].regions),
+            must_outline=best is not None and bool(best[2].report.regions),
             backward_at_once=backward_at_once,
         )
         try:
@@ -106,14 +106,14 @@ def compile_within_budget(
             continue
         plan = own.plan
         if plan is None or planner is None:
-            report.take(own)
+            weaving.report_to(report)
             return compiled
         needed_bytes = plan.peak_bytes + plan.beside_bytes
         least_bytes = min(least_bytes or needed_bytes, needed_bytes)
         if plan.budget_bytes is not None:
             refusal = planner.refusal(plan.budget_bytes + plan.beside_bytes, least_bytes)
         if plan.fits and (best is None or plan.step_us < best[0].step_us):
-            best = plan, compiled, own
+            best = plan, compiled, weaving
         if not form.has_another(own, weaving.wants_another, fits=best is not None):
             break
         if own.regions and form.flat_because:
@@ -122,8 +122,8 @@ def compile_within_budget(
         gm = copy_graph_module(unwoven)
     if best is None or planner is None:
         raise PlanError(refusal)
-    plan, compiled, own = best
+    plan, compiled, weaving = best
     planner.settle(plan)
-    own.compile_s[:0] = before
-    report.take(own)
+    weaving.report.compile_s[:0] = before
+    weaving.report_to(report)
     return compiled

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchloom._torch.inductor import inductor_cache_dir
+from torchloom.costs.timeline import Timeline
 from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.memory import PeakContents
@@ -48,6 +49,8 @@ class Decided(NamedTuple):
     """Whether another plan may be better than this one."""
     peak: PeakContents | None = None
     """What is alive at the peak, where that was found."""
+    times: Timeline | None = None
+    """Predicted, where the peak was."""
 
 
 def calling_text(example_inputs: Sequence[Any]) -> str:
@@ -71,7 +74,8 @@ def save(key: str, decided: Decided) -> None:
     """Save what was decided; if the disk is full, only a warning is logged."""
     plan = None if decided.plan is None else asdict(decided.plan)
     peak = None if decided.peak is None else decided.peak.to_dict()
-    known = {"plan": plan, "wants_another": decided.wants_another, "peak": peak}
+    times = None if decided.times is None else asdict(decided.times)
+    known = {"plan": plan, "wants_another": decided.wants_another, "peak": peak, "times": times}
     _write(_path(key), known)
 
 
@@ -79,11 +83,12 @@ def load(key: str) -> Decided | None:
     """Return what was decided for a graph that came from the caches, None when nothing is known."""
     try:
         found = json.loads(_path(key).read_text())
-        plan, peak = found["plan"], found["peak"]
+        plan, peak, times = found["plan"], found["peak"], found["times"]
         return Decided(
             None if plan is None else GraphPlan.from_dict(plan),
             bool(found["wants_another"]),
             None if peak is None else PeakContents.from_dict(peak),
+            None if times is None else Timeline(**times),
         )
     except _DAMAGE:
         return None

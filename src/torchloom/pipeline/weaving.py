@@ -152,7 +152,7 @@ class Weaving:
                 self.lacks_plan = self.setup.planner is not None and not self.ignores_caches
                 return
             report.plan, self.wants_another = known.plan, known.wants_another
-            report.peak = known.peak
+            report.peak, report.times = known.peak, known.times
             if known.plan is not None and self.setup.planner is not None:
                 self.setup.planner.learn(known.plan)
                 self.setup.planner.settle(known.plan)
@@ -164,7 +164,9 @@ class Weaving:
         self._remember()
 
     def _remember(self) -> None:
-        decided = sidecar.Decided(self.report.plan, self.wants_another, self.report.peak)
+        decided = sidecar.Decided(
+            self.report.plan, self.wants_another, self.report.peak, self.report.times
+        )
         sidecar.save(self._sidecar_name(), decided)
 
     def _weigh(self, split: PlannedSplit, plan: GraphPlan) -> None:
@@ -244,6 +246,11 @@ class Weaving:
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
             sidecar.save_collectives(self._sidecar_name(), kind, own)
+
+    def report_to(self, report: GraphReport) -> None:
+        """Hand over what was reported so far; a backward that is compiled later adds its part there."""
+        report.take(self.report)
+        self.report = report
 
     def _find_peak(self, gm: fx.GraphModule, kind: GraphKind, params: Mapping[str, str]) -> None:
         """Record what is alive at the peak, once both graphs are woven; a failure here never stops the compile."""
