@@ -95,7 +95,7 @@ class SumsInRankOrder:
         packed = [tensors[i] for i in split.packed]
         flats = [tensors[i].view(-1) for i in split.direct]
         if packed:
-            flats.append(_padded(pack(packed), size))
+            flats.append(pack(packed, multiple_of=size))
         small = [flat for flat in flats if not _has_two_phases(flat.numel(), flat.dtype, size)]
         large = [flat for flat in flats if _has_two_phases(flat.numel(), flat.dtype, size)]
         rows = [flat.new_empty(size, flat.numel()) for flat in small]
@@ -145,11 +145,6 @@ class SumsInRankOrder:
         )
 
 
-def _padded(flat: Tensor, size: int) -> Tensor:
-    """Return a tensor with zeros at its end, so that it has equal parts."""
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % size))
-
-
 def _wide_like(flat: Tensor) -> Tensor:
     return torch.empty_like(flat, dtype=_wide(flat.dtype))
 
@@ -192,9 +187,17 @@ def split_sizes(sizes: Sequence[int]) -> SplitBySize:
     return SplitBySize(direct, tuple(packed))
 
 
-def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Copy tensors of one dtype, end to end, into one flat tensor."""
-    return torch.cat([t.reshape(-1) for t in tensors])
+def pack(tensors: Sequence[Tensor], multiple_of: int = 1) -> Tensor:
+    """Copy tensors of one dtype, end to end, into one flat tensor.
+
+    Args:
+        tensors: what to copy.
+        multiple_of: zeros at the end bring the number of elements to a multiple of this. They are a part of the one copy:
+            padding what is packed already would hold it twice.
+    """
+    flats = [t.reshape(-1) for t in tensors]
+    missing = -sum(each.numel() for each in flats) % multiple_of
+    return torch.cat([*flats, flats[0].new_zeros(missing)] if missing else flats)
 
 
 def unpack(flat: Tensor, into: Sequence[Tensor]) -> None:
