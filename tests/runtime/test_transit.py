@@ -12,7 +12,7 @@ from torchloom.memory import measure_peak
 from torchloom.runtime import get_communicator, mover_of, refresh_bytes, transit_bytes
 
 SMALL, LARGE = 3_000, 80_000
-NUMELS = ((LARGE,), (SMALL,), (SMALL, LARGE, 2 * SMALL, 0, LARGE))
+NUMELS = ((LARGE,), (SMALL,), (SMALL,) * 40, (SMALL, LARGE, 2 * SMALL, 0, LARGE))
 F32, BF16 = torch.float32, torch.bfloat16
 
 
