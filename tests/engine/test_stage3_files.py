@@ -23,7 +23,6 @@ KINDS = (
     "an Accelerate YAML at the top",
     "own optimizer, precision left open",
     "numbers as text",
-    "the old switch of offloading",
 )
 """One shape of each kind. Their losses are those of stage 0 with the same types, but for the order of sums."""
 

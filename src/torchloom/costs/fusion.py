@@ -16,7 +16,7 @@ from torchloom._torch.operators import OpOverload
 from torchloom._torch.tensors import size_hint
 from torchloom.costs.hardware import Device
 from torchloom.costs.roofline import bytes_of, is_computed
-from torchloom.graph import argument, tensors_in, value_of, viewed, written
+from torchloom.graph import argument, readers, source_of, tensors_in, value_of, viewed, written
 
 aten = torch.ops.aten
 # Pointwise or row by row in Inductor's code, without a tag that says so.
@@ -54,11 +54,11 @@ def fused_us(graph: fx.Graph, device: Device) -> dict[fx.Node, float]:
     for node, group in groups.items():
         moved = 0
         for used in node.all_input_nodes:
-            source = _source(used)
+            source = source_of(used)
             if groups.get(source) is not group and source not in read[group]:
                 read[group].add(source)
                 moved += _read_bytes(node, used)
-        if any(groups.get(user) is not group for user in _users(node)):
+        if any(groups.get(user) is not group for user in readers([node]) if viewed(user) is None):
             moved += sum(bytes_of(value) for value in tensors_in(value_of(node)))
         start_us = device.launch_us if node is group else 0.0
         times[node] = start_us + 1e6 * moved / device.memory_bytes_per_s
@@ -77,7 +77,7 @@ def _groups(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         return node
 
     for node in graph.nodes:
-        sources = [_source(each) for each in node.all_input_nodes]
+        sources = [source_of(each) for each in node.all_input_nodes]
         # How many kernels of other kinds have to run before: equal ranks can share one.
         rank[node] = max(
             (rank[each] + (is_computed(each) and each not in groups) for each in sources), default=0
@@ -115,25 +115,6 @@ def _elements(node: fx.Node) -> int:
 def _elements_of(node: fx.Node) -> int:
     sizes = (size_hint(value.numel()) for value in tensors_in(value_of(node)))
     return max(sizes, default=0)
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """Return the node that computes a value, behind views and picks."""
-    while (base := viewed(node)) is not None:
-        node = base
-    return node
-
-
-def _users(node: fx.Node) -> list[fx.Node]:
-    """Return who reads a node's values, through views and picks; the graph's output counts."""
-    found, pending = [], list(node.users)
-    while pending:
-        user = pending.pop()
-        if viewed(user) is not None:
-            pending.extend(user.users)
-        else:
-            found.append(user)
-    return found
 
 
 def _read_bytes(node: fx.Node, used: fx.Node) -> int:

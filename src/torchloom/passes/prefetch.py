@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from torchloom.graph import PassContext, live_bytes, move_before, positions, viewed
+from torchloom.graph import PassContext, live_bytes, move_before, positions, source_of
 from torchloom.ops.match import Transfer, gathers, reductions
 
 aten = torch.ops.aten
@@ -126,13 +126,8 @@ def _sink_waits(graph: fx.Graph, limit_bytes: int, *, by_calls: bool) -> int:
 
 
 def _source(transfer: Transfer, where: dict[fx.Node, int]) -> fx.Node:
-    """Return the last node that computes what a transfer sends, behind views and picks."""
-    sources = list(transfer.inputs)
-    for place, node in enumerate(sources):
-        while (base := viewed(node)) is not None:
-            node = base
-        sources[place] = node
-    return max(sources, key=where.__getitem__)
+    """Return the last node that computes what a transfer sends."""
+    return max(map(source_of, transfer.inputs), key=where.__getitem__)
 
 
 def _sink_for_free(graph: fx.Graph) -> int:
