@@ -81,7 +81,7 @@ def test_a_rank_that_has_ended_is_named_at_once() -> None:
 
     started = time.monotonic()
     assert "ranks [1] did not reach 'the plan'" in SimulatedWorld(3).run(fn)[2]
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_a_rank_that_fails_fails_the_world() -> None:

@@ -7,7 +7,7 @@ import time
 from report.test_page_records import big_session, small_session
 from torchloom.records import Artifact, Entry, Function, Session
 
-MAX_DRAW_S = 2.0
+MAX_DRAW_S = 20.0
 ENTER = "\ue007"
 
 
