@@ -171,14 +171,9 @@ def test_ranks_that_count_differently(port: int) -> None:
     ("change", "words"),
     [
         ({"RANK": 2}, "RANK=2 is out of range for WORLD_SIZE=2"),
-        ({"RANK": "one"}, "RANK='one' is not a number"),
         ({"RANK": None}, "RANK is not set"),
-        ({"WORLD_SIZE": 0}, "WORLD_SIZE=0 is out of range"),
         ({"WORLD_SIZE": None, "RANK": 1}, "RANK=1 is out of range for WORLD_SIZE (not set)=1"),
-        ({"LOCAL_RANK": -1}, "LOCAL_RANK=-1 is out of range"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT='http' is not a number"),
-        ({"MASTER_PORT": 70000}, "port 70000"),
-        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
     ],
 )
 def test_wrong_variables(monkeypatch, change, words: str) -> None:
@@ -203,14 +198,6 @@ def test_slurm_and_mpi_are_checked_by_their_own_names(monkeypatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "5")
     with pytest.raises(ConfigError, match=r"SLURM_PROCID=5 .* SLURM_NTASKS=2"):
         envs.launch()
-
-
-def test_a_shell_of_salloc_is_no_task(monkeypatch) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert not envs.is_launched()
-    assert envs.launch() == (0, 0, 1)
 
 
 def refusal(call, *args, **kwargs) -> str:
