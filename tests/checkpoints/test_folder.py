@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from support.checkpoints import leftovers, names_in, outcome
+from support.checkpoints import die_at, leftovers, names_in, outcome
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom.checkpoints import choose as choosing
@@ -213,27 +212,11 @@ def test_a_folder_that_others_closed(open_folder) -> None:
 # --- replacing, and being killed at any point
 
 
-def _die_at(call: int) -> None:
-    """Kill this process at its n-th operation on the file system from now on."""
-    count = [0]
-
-    def counted(real):
-        def step(*args, **kwargs):
-            count[0] += 1
-            if count[0] == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return step
-
-    import pathlib
-
-    os.fsync = counted(os.fsync)
-    folder.swap = counted(folder.swap)
-    for name in ("open", "rename", "unlink", "mkdir", "touch", "replace"):
-        setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
-    os.rmdir = counted(os.rmdir)
-    os.unlink = counted(os.unlink)
+ON_DISK = [
+    *((os, name) for name in ("fsync", "rmdir", "unlink")),
+    (folder, "swap"),
+    *((Path, name) for name in ("open", "rename", "unlink", "mkdir", "touch", "replace")),
+]
 
 
 def _run_and_die(root, who: int, call: int) -> bool:
@@ -243,7 +226,7 @@ def _run_and_die(root, who: int, call: int) -> bool:
         engine, _ = make_engine(3)
         train(engine, rank, 2)
         if rank == who:
-            _die_at(call)
+            die_at(call, *ON_DISK)
         return outcome(lambda: engine.save_checkpoint(root, "best"))
 
     try:

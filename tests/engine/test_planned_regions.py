@@ -139,7 +139,7 @@ def test_budgets_are_kept_by_few_bodies(stage: int, num_ranks: int, tmp_path: Pa
         assert followed.plan.recompute == found.plan.recompute
         assert followed.losses == found.losses
         assert followed.measured_bytes == found.measured_bytes
-        assert "infeasible: compile.memory_budget" in refusal and "Raise" in refusal
+        assert refusal.startswith("infeasible: ") and "Raise" in refusal
 
 
 SHARDED = {

@@ -102,7 +102,7 @@ def test_a_closed_terminal_saves_and_ends_the_run(tmp_path) -> None:
         os.execvpe(argv[0], argv, envs.child_environment({"OMP_NUM_THREADS": "1"}))
     metrics = tmp_path / "out" / "metrics.jsonl"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 3000
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             assert time.monotonic() < deadline
             read_some(terminal)
@@ -124,7 +124,7 @@ def read_some(terminal: int) -> bytes:
 def test_stopped_before_anything_is_saved(grow) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         tree = grow("--steps", 100_000)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while len(tree.workers()) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         tree.process.send_signal(number)
