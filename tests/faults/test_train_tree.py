@@ -64,7 +64,7 @@ def test_a_killed_worker_is_named(grow) -> None:
     tree = grow("--steps", 100_000)
     tree.await_line("step 2/")
     os.kill(tree.workers()[1], signal.SIGKILL)
-    assert tree.end(limit_s=60) == 1
+    assert tree.end() == 1
     assert "torchloom train: rank 1 was killed by SIGKILL" in tree.text
     assert "Traceback" not in tree.text
     tree.assert_gone()
@@ -142,7 +142,7 @@ def test_full_memory_is_told_with_rank_and_phase(grow, tmp_path) -> None:
         file.truncate(60 << 20)
     sizes = ("--micro-batch", 50_000, "--seq-len", 512)
     tree = grow("--steps", 3, *sizes, "--data", text, limits=limit)
-    assert tree.end(60) == 1, tree.text
+    assert tree.end() == 1, tree.text
     assert "] NoMemoryError: rank " in tree.text
     assert "ran out of host memory" in tree.text
     assert "--micro-batch" in tree.text
@@ -155,7 +155,7 @@ def test_wrong_variables_are_one_sentence(tmp_path) -> None:
     variables = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
     done = subprocess.run(
         [sys.executable, "-m", "torchloom", *argv],
-        capture_output=True, text=True, timeout=40, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env=envs.child_environment(variables),
     )  # fmt: skip
     assert done.returncode == 1

@@ -24,7 +24,7 @@ def run_alone(text: str) -> str:
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
