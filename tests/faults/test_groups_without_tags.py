@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchloom
-from faults.test_different_programs import Branches, another_layer, another_order, batch, make
+from faults.test_different_programs import Here, another_layer, another_order, batch, branches
 from support.ranks import run_ranks
 from torchloom.errors import AgreementError, PeerLostError
 from torchloom.runtime.channel import CHANNELS
@@ -35,12 +35,12 @@ def test_ranks_that_differ_are_told_before_the_next_step_ends(
     without_tags(monkeypatch)
 
     def fn(rank):
-        engine, model = make(3, backend, shared=False)
+        here = Here(rank, backend=backend)
+        here.finish = lambda note="": None  # the program goes on, until it is told
         try:
-            program(engine, model, rank)
-            for _ in range(600):  # the program goes on, until it is told
-                engine.backward(engine(batch(rank)))
-                engine.step()
+            program(here)
+            for _ in range(600):
+                here.step()
                 time.sleep(0.1)
         except (AgreementError, PeerLostError) as error:
             return str(error)
@@ -54,8 +54,7 @@ def test_ranks_that_agree_are_not_disturbed(monkeypatch) -> None:
     without_tags(monkeypatch)
 
     def fn(rank):
-        torch.manual_seed(0)
-        model = torchloom.shard_model(Branches(), persistence_threshold=0)
+        model = torchloom.shard_model(branches(), persistence_threshold=0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(10):
             model(batch(rank)).backward()
