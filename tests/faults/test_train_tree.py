@@ -6,7 +6,6 @@ import os
 import pty
 import resource
 import signal
-import subprocess
 import sys
 import time
 
@@ -102,7 +101,7 @@ def test_a_closed_terminal_saves_and_ends_the_run(tmp_path) -> None:
         os.execvpe(argv[0], argv, envs.child_environment({"OMP_NUM_THREADS": "1"}))
     metrics = tmp_path / "out" / "metrics.jsonl"
     try:
-        deadline = time.monotonic() + 3000
+        deadline = time.monotonic() + 300
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             assert time.monotonic() < deadline
             read_some(terminal)
@@ -148,17 +147,3 @@ def test_full_memory_is_told_with_rank_and_phase(grow, tmp_path) -> None:
     assert "--micro-batch" in tree.text
     assert "Traceback" not in tree.text
     tree.assert_gone()
-
-
-def test_wrong_variables_are_one_sentence(tmp_path) -> None:
-    argv = ["train", "--no-compile", "--data", __file__, "--out", str(tmp_path), "--seq-len", "16"]
-    variables = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
-    done = subprocess.run(
-        [sys.executable, "-m", "torchloom", *argv],
-        capture_output=True, text=True, timeout=300, check=False,
-        env=envs.child_environment(variables),
-    )  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert "ConfigError" in line
-    assert "RANK=2 is out of range for WORLD_SIZE=2" in line
