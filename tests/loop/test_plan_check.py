@@ -222,20 +222,6 @@ def test_on_a_cpu_nothing_is_profiled_for_nobody() -> None:
     assert run_ranks(1, fn) == [(0, 3)]  # forward, backward and step of one step
 
 
-def test_a_profiler_of_the_program_is_left_alone() -> None:
-    def fn(rank):
-        engine = engine_of(0, replan_step=0)
-        with Recorder() as recorder:
-            train(engine, rank, 1)
-            peak = measure_peak(lambda: train(engine, rank)).peak_bytes
-            during = len(heard(recorder, PlanCompared))
-            train(engine, rank, 5)
-        return during, len(heard(recorder, PlanCompared)), peak
-
-    ((during, after, peak),) = run_ranks(1, fn)
-    assert (during, after) == (0, 1) and peak > 1 << 20
-
-
 def test_another_size_has_a_prediction_without_a_time() -> None:
     def fn(rank):
         engine = engine_of(3)
