@@ -162,9 +162,9 @@ class _ChunkedLoss(torch.autograd.Function):
         return (loss, *kept)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: None) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
         factor, *gradients = ctx.saved_tensors
-        by = grad * factor
+        by = grads[0] * factor
         # In a lower dtype, the number itself would be rounded to that dtype before it multiplies.
         scaled = [
             (each.to(by.dtype) * by).to(dtype) if needed else None

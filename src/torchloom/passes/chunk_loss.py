@@ -128,7 +128,8 @@ def _end_of(loss: fx.Node, logits: fx.Node) -> _End:
     """Find the head that makes the logits of a loss."""
     chain: list[fx.Node] = []
     returned: list[fx.Node] = []
-    node, reader = logits, loss
+    node: Any = logits
+    reader = loss
     while True:
         others = [each for each in node.users if each is not reader]
         if strange := [each for each in others if each.op != "output"]:
@@ -139,7 +140,7 @@ def _end_of(loss: fx.Node, logits: fx.Node) -> _End:
         if not _is_step(node):
             raise _Stays(f"{_name(node)} makes them, not a linear layer")
         chain.append(node)
-        node, reader = node.args[0], node  # type: ignore[assignment]
+        node, reader = node.args[0], node
     at = node
     while at is not loss:
         if written(at):
