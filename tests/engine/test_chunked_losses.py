@@ -142,8 +142,7 @@ def test_a_plan_computes_fewer_rows_at_a_time_where_memory_is_short() -> None:
         return found
 
     for classes, free, whole, tight in run_ranks(2, run, timeout_s=300)[0]:
-        assert free[2].loss_rows == (2 * LENGTH,) and whole[2].loss_rows == ()
+        assert free[2].loss_rows == whole[2].loss_rows == () and free == whole  # logits fit
         assert tight[2].loss_rows == (LENGTH,) and tight[2].extra_us < 0.01 * tight[2].compute_us
-        assert free[2].peak_bytes <= whole[2].peak_bytes
         for measured, _, plan in (free, whole, tight):
             assert abs(measured - plan.peak_bytes) <= 0.01 * plan.peak_bytes, classes

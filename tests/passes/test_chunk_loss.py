@@ -146,7 +146,7 @@ def test_other_dtypes_are_as_good_as_with_all_logits(
     chunked = step(compiled(LOSSES[name], rows=18), given, tangent)
     for own, other, right in zip(chunked, unchunked, exact, strict=True):
         assert own.dtype == other.dtype
-        assert error([own], [right]) <= 1.25 * error([other], [right]) + 1e-14
+        assert error([own], [right]) <= error([other], [right]) + torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("lowering", ["aot_eager", "inductor"])
@@ -187,7 +187,10 @@ STAYS: dict[str, tuple[Loss, str]] = {
         lambda h, w, b, y: (z := F.linear(h.mul(2), w), y.add_(0), of_transformers(z, y))[2],
         "add_ writes",
     ),
-    "small": (lambda h, w, b, y: mean(h[:1, :5], w, b, y[:1, :5]), "they are small"),
+    "small": (
+        lambda h, w, b, y: mean(h[:1, :5], w, b, y[:1, :5]),
+        "they fit, as they are 1,060 bytes",
+    ),
 }
 
 

@@ -52,18 +52,25 @@ are added up in fp32. `rows_at_a_time` bounds the logits that exist at a time.""
 
 
 def loss_workspace_bytes(rows: Tensor, weight: Tensor, *options: Any) -> int:
-    """Return what a call of `chunked_loss` allocates beside its results: logits of one chunk in fp32, and again their
-    softmax; a third time where there is a cap, whose tanh is needed twice.
+    """Return what a call of `chunked_loss` allocates beside its results.
+
+    That is logits of one chunk in fp32, and again their softmax, and a third time where there is a cap, whose tanh is
+    needed twice. A product in a lower dtype is there before it is added to the head's gradient.
 
     Args:
         rows: fake or real.
         weight: likewise.
         options: the other arguments.
     """
-    cap, rows_at_a_time = options[3], options[7]
-    num_rows = min(size_hint(rows.shape[0]), rows_at_a_time)
-    vocabulary = size_hint(weight.shape[0])
-    return num_rows * vocabulary * wide_dtype(rows.dtype).itemsize * (3 if cap else 2)
+    cap, rows_at_a_time, wanted = options[3], options[7], options[8]
+    vocabulary, width = map(size_hint, weight.shape)
+    wide_bytes, own_bytes = wide_dtype(rows.dtype).itemsize, rows.dtype.itemsize
+    logits = min(size_hint(rows.shape[0]), rows_at_a_time) * vocabulary
+    softmax_bytes = logits * wide_bytes * (3 if cap else 2)
+    if own_bytes == wide_bytes or not wanted[1]:
+        return softmax_bytes
+    grad_bytes = logits * (own_bytes + wide_bytes * (2 if cap else 1))
+    return max(softmax_bytes, grad_bytes + vocabulary * width * own_bytes)
 
 
 _FP16_GAIN = 2.0**8
@@ -99,12 +106,11 @@ def _chunked_loss(
             grad.scatter_add_(1, picked, wished)
             if label_smoothing:
                 grad.sub_(label_smoothing / weight.shape[0])
-            grad.masked_fill_(~counts, 0.0)
             if tanh is not None:
                 grad.mul_(tanh.square_().neg_().add_(1.0))
             if (by := scale * (cap or 1.0) * gain) != 1.0:
                 grad.mul_(by)
-            _add(gradients, wanted, grad, rows[part], weight, part)
+            _add(gradients, wanted, grad, counts, rows[part], weight, part)
             del grad
         del log_probs, tanh  # before the next part is made
     count = is_counted.sum()
@@ -129,21 +135,22 @@ def _add(
     gradients: tuple[Tensor, ...],
     wanted: list[bool],
     grad: Tensor,
+    counts: Tensor,
     rows: Tensor,
     weight: Tensor,
     part: slice,
 ) -> None:
-    """Add what the gradient of logits gives for rows, weight and bias; no sum is rounded to a lower dtype."""
+    """Add what the gradient of logits gives for rows, weight and bias; rows that do not count give nothing."""
     of_rows, of_weight, of_bias = gradients
-    lower = grad.to(rows.dtype)
+    lower, counted = grad.to(rows.dtype), rows * counts  # a pass over rows, not over logits
     if wanted[0]:
-        torch.mm(lower, weight, out=of_rows[part])
-    if wanted[1] and grad.is_cuda and lower.dtype != grad.dtype:
-        torch.addmm(of_weight, lower.t(), rows, out_dtype=grad.dtype, out=of_weight)
-    elif wanted[1]:
-        of_weight.addmm_(grad.t(), rows.to(grad.dtype))
+        torch.mm(lower, weight, out=of_rows[part]).mul_(counts)
+    if wanted[1] and lower.dtype == grad.dtype:
+        of_weight.addmm_(grad.t(), counted)
+    elif wanted[1]:  # a product in fp32 takes several times as long
+        of_weight.add_(torch.mm(lower.t(), counted))
     if wanted[2]:
-        of_bias.add_(grad.sum(0))
+        of_bias.add_(grad.t() @ counts.to(grad.dtype).squeeze(1))
 
 
 class _ChunkedLoss(torch.autograd.Function):

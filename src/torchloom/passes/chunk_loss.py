@@ -8,8 +8,8 @@ after    chunked_loss(h.reshape(-1, D), w, None, y, 1 / 30, 30, ...)[0]         
 A linear head (or a product with a matrix), scales, a cap, casts, slices of rows and views, then `cross_entropy` over integer
 labels with any `ignore_index` and `label_smoothing`, as mean or sum. Softmax, loss and the head's gradient are in fp32. A
 loss that is made otherwise, or whose logits something else reads, stays as it is: the notes of the pass in the compile report
-say why. Without a memory budget logits up to `chunk_bytes` stay as well, and larger ones are computed in equal chunks of at
-most that size. Within a budget the plan chooses: all rows at a time where that fits.
+say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it, stay as well. Larger ones are computed
+in equal chunks of at most `chunk_bytes`; within a budget the plan chooses how many rows at a time: as many as fit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torchloom.capture.unread import UNREAD, Unread
 from torchloom.graph import PassContext, note, tensors_in, written
 from torchloom.ops.losses import chunked_loss, wide_dtype
 
-_LEAST_BYTES = 1 << 20
-"""Logits that no plan needs to think of."""
+_SHARE = 32
+"""Logits that are less than this part of a memory budget fit: with what follows on them they take a tenth of it."""
 _LINEAR = (functional.linear,)
 _PRODUCT = (torch.matmul, operator.matmul, torch.mm, "matmul", "mm")
 _VIEW = ("view", "reshape", "flatten", "contiguous", torch.reshape, torch.flatten)
@@ -89,9 +89,9 @@ def chunk_loss(
             if end.returned and not returns_stand_ins:
                 raise _Stays('the model returns them; compile.chunk_loss "always" is for that')
             rows, num_bytes = _size(end)
-            least_bytes = chunk_bytes if ctx.memory_budget_bytes is None else _LEAST_BYTES
-            if num_bytes <= least_bytes:
-                raise _Stays(f"they are small, {num_bytes:,} bytes")
+            budget_bytes = ctx.memory_budget_bytes
+            if num_bytes <= (chunk_bytes if budget_bytes is None else budget_bytes // _SHARE):
+                raise _Stays(f"they fit, as they are {num_bytes:,} bytes")
             stand_ins = [_unread(end, each) for each in end.returned]
         except _Stays as why:
             note(gm, f"{loss.name} makes its logits: {why}")
