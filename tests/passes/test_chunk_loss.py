@@ -146,7 +146,9 @@ def test_other_dtypes_are_as_good_as_with_all_logits(
     chunked = step(compiled(LOSSES[name], rows=18), given, tangent)
     for own, other, right in zip(chunked, unchunked, exact, strict=True):
         assert own.dtype == other.dtype
-        assert error([own], [right]) <= error([other], [right]) + torch.finfo(dtype).eps
+        assert error([own], [right]) <= error([other], [right]) + max(
+            2 * torch.finfo(dtype).eps, 1e-14
+        )
 
 
 @pytest.mark.parametrize("lowering", ["aot_eager", "inductor"])

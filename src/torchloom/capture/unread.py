@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map_only
+from torch.fx.node import map_aggregate
 
 from torchloom._torch.modes import num_writes
 from torchloom._torch.subclasses import PLAIN_RESULTS, wrapper
@@ -122,10 +122,8 @@ class UnreadLogits(Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:  # reads nothing
             return _made(args[0].compute, args[0], args[0].shape)
-        args, kwargs = tree_map_only(
-            UnreadLogits, lambda each: each.compute(), (args, kwargs or {})
-        )
-        return func(*args, **(kwargs or {}))
+        args, kwargs = map_aggregate((args, kwargs or {}), _read)
+        return func(*args, **kwargs)
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the logits as an array."""
@@ -138,6 +136,10 @@ class UnreadLogits(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Say what it is, and compute nothing."""
         return f"UnreadLogits(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _read(value: Any) -> Any:
+    return value.compute() if isinstance(value, UnreadLogits) else value
 
 
 def _made(compute: Callable[[], Tensor], like: Tensor, shape: Sequence[int]) -> UnreadLogits:

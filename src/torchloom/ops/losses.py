@@ -55,7 +55,7 @@ def loss_workspace_bytes(rows: Tensor, weight: Tensor, *options: Any) -> int:
     """Return what a call of `chunked_loss` allocates beside its results.
 
     That is logits of one chunk in fp32, and again their softmax, and a third time where there is a cap, whose tanh is
-    needed twice. A product in a lower dtype is there before it is added to the head's gradient.
+    needed twice. On a GPU a product in the dtype of the rows is there before it is added to the head's gradient.
 
     Args:
         rows: fake or real.
@@ -67,7 +67,7 @@ def loss_workspace_bytes(rows: Tensor, weight: Tensor, *options: Any) -> int:
     wide_bytes, own_bytes = wide_dtype(rows.dtype).itemsize, rows.dtype.itemsize
     logits = min(size_hint(rows.shape[0]), rows_at_a_time) * vocabulary
     softmax_bytes = logits * wide_bytes * (3 if cap else 2)
-    if own_bytes == wide_bytes or not wanted[1]:
+    if not rows.is_cuda or not wanted[1]:
         return softmax_bytes
     grad_bytes = logits * (own_bytes + wide_bytes * (2 if cap else 1))
     return max(softmax_bytes, grad_bytes + vocabulary * width * own_bytes)
@@ -145,10 +145,10 @@ def _add(
     lower, counted = grad.to(rows.dtype), rows * counts  # a pass over rows, not over logits
     if wanted[0]:
         torch.mm(lower, weight, out=of_rows[part]).mul_(counts)
-    if wanted[1] and lower.dtype == grad.dtype:
-        of_weight.addmm_(grad.t(), counted)
-    elif wanted[1]:  # a product in fp32 takes several times as long
+    if wanted[1] and grad.is_cuda:  # where a product in fp32 takes several times as long
         of_weight.add_(torch.mm(lower.t(), counted))
+    elif wanted[1]:
+        of_weight.addmm_(grad.t(), counted.to(grad.dtype))
     if wanted[2]:
         of_bias.add_(grad.t() @ counts.to(grad.dtype).squeeze(1))
 

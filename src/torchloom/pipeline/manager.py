@@ -79,7 +79,10 @@ class PassManager:
             duration_s = time.perf_counter() - started
             found = PassReport(each.name, name, num_edits, duration_s, taken_notes(gm))
             after = graph_text(gm.graph)
-            into.passes.append(found)
+            if each.stage != "captured" or num_edits or found.notes:
+                into.passes.append(
+                    found
+                )  # of code that comes from a cache nothing is told but this
             self._tell(each, found, gm, before, after)
             if after != before:
                 self._dump(gm, name, index, each.name)
