@@ -34,6 +34,8 @@ class PassRan(Event):
     graph: str
     num_edits: int
     duration_s: float
+    notes: tuple[str, ...] = ()
+    """What the pass says of the graph: why it left something as it was, say."""
     compile_id: str | None = None
     """Dynamo's id of the compile that the pass was a part of."""
     before: str | None = None

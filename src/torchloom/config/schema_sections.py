@@ -202,6 +202,13 @@ class CompileSection(Section):
         True,
         "compile layers that do the same once, as one body that is called for each; `false` compiles each by itself",
     )
+    chunk_loss = used(
+        word("auto", "always", "never"),
+        "auto",
+        "torchloom's own: compute a loss behind a large vocabulary a few rows at a time where nothing reads its logits. Logits "
+        'that a model returns beside its loss are then made when they are read: with `"auto"` in training steps of '
+        'an engine and of `TorchloomTrainer`, with `"always"` in all; `"never"` makes all logits',
+    )
     strict = used(
         flag,
         False,

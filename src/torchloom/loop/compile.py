@@ -134,6 +134,7 @@ def compile_model(
         passes=passes,
         schedule=schedule,
         name="torchloom.compile",
+        reads_logits=True,
     )
     compiled = compile_step(settings, call, model, comm, device, driver, may_stream=False)
     after_steps_of(model, optimizer, functools.partial(steps.ended, compiled), "step")

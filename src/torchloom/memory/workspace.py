@@ -22,6 +22,7 @@ from torchloom._torch.tensors import layout_hint, size_hint
 from torchloom.graph import tensors_in, value_of
 from torchloom.log import get_logger
 from torchloom.memory.measure import memory_profile, profiler_events
+from torchloom.ops.losses import chunked_loss, loss_workspace_bytes
 
 logger = get_logger(__name__)
 
@@ -58,7 +59,13 @@ class WorkspaceTable:
 
     def __call__(self, node: fx.Node) -> Probed | None:
         """Return what a node's call allocates, None where it was not probed."""
-        signature = signature_of(node)
+        return self.of_call(_call_of(node)) if node.op == "call_function" else None
+
+    def of_call(self, call: Call) -> Probed | None:
+        """Return what a call allocates, None where it was not probed."""
+        if call.target is chunked_loss:  # running it at its size is what it is there to avoid
+            return Probed(loss_workspace_bytes(*call.args), ())
+        signature = signature_of_call(call)
         return None if signature is None else self.known.get(signature)
 
     def probe(self, nodes: Iterable[fx.Node]) -> int:
