@@ -33,5 +33,7 @@ def test_generators_of_the_devices_that_compute_are_left(device: str) -> None:
     with FakeTensorMode():
         operand = torch.empty(3, 3, device=device)
     call = Call(mm, (operand,), {"mat2": operand})
-    found = [each.type for each in workspace._cuda_devices([call, call])]
-    assert found == (["cuda"] if device == "cuda" else [])
+    drawn = Call(torch.ops.aten.rand.default, ([3],), {"device": torch.device(device)})
+    for calls in ([call, call], [drawn]):  # what draws has no operand on the device
+        found = [each.type for each in workspace._cuda_devices(calls)]
+        assert found == (["cuda"] if device == "cuda" else [])
