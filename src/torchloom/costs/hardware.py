@@ -156,6 +156,8 @@ def row_for_cuda_name(full_name: str) -> Device:
         ("h200", "h200-141gb"),
         ("h100", "h100-80gb"),
         ("a100-sxm4-40", "a100-40gb"),
+        ("a100-pcie-40", "a100-40gb"),
+        ("a100", "a100-80gb"),
     ):
         if mark in text:
             return DEVICES[row]
