@@ -53,6 +53,18 @@ def test_a_group_for_both_kinds_of_devices_gets_the_transport_of_gpus() -> None:
     assert run_ranks(2, fn) == [expected] * 2
 
 
+def test_a_group_whose_maker_named_no_backend_has_those_of_the_devices(monkeypatch) -> None:
+    def fn(rank: int) -> list[bool]:
+        dist.destroy_process_group()
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        found = [carried_by_gloo(dist.group.WORLD)]
+        monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        return [*found, carried_by_gloo(dist.group.WORLD)]
+
+    assert run_ranks(1, fn) == [[True, False]]
+
+
 def test_gloo_takes_tensors_of_gpus_through_host_memory(monkeypatch) -> None:
     """Every tensor counts as one of a GPU, and none that gloo is given is the caller's."""
 

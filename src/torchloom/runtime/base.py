@@ -24,9 +24,11 @@ def carrier_of(group: dist.ProcessGroup) -> str:
     """Return the backend that carries what a model sends over a group.
 
     A group with a backend for each kind of device ("cpu:gloo,cuda:nccl", torch's default where there are GPUs) counts by
-    the GPUs.
+    the GPUs. Of a group whose maker named none, torch says "undefined".
     """
     backend = str(dist.get_backend(group))
+    if backend == "undefined":
+        backend = dist.get_backend_config(group)
     if "nccl" in backend and "gloo" in backend:
         return "nccl" if torch.cuda.is_available() else "gloo"
     return backend
