@@ -82,16 +82,6 @@ def test_cudagraphs() -> None:  # B4; without a GPU describe_backends says why n
     torch.testing.assert_close(compiled(x), model(x), **CLOSE)
 
 
-def test_in_place_with_dtype_promotion_is_normalised() -> None:  # B6
-    def promote(x, y):
-        x += y
-        return x * 2
-
-    x, y = torch.ones(4), torch.ones(4, dtype=torch.int64)
-    compiled = torch.compile(promote, backend=lookup_backend("aot_eager"))
-    assert torch.equal(compiled(x.clone(), y), promote(x.clone(), y))
-
-
 def test_explain_with_a_backend_counts_graphs_and_breaks() -> None:  # B7
     from torch._dynamo.backends.debugging import ExplainWithBackend
 
