@@ -17,7 +17,7 @@ from serve.models import BATCH, Attending, Plain, made, rows
 from support.gpu import gpu
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve import Contract, build, counter, load, tensor
-from torchloom.serve.call.cuda_graphs import Pool
+from torchloom.serve.call.cuda_graphs import Pool, Recorded
 
 
 class Tape:
