@@ -274,7 +274,7 @@ class StepEnded(Event):
     predicted_peak_bytes: int | None = None
     """Peak of the device's memory by the plan; None without a plan."""
     measured_peak_bytes: int | None = None
-    """The most that was allocated in a warm step, standing memory included; None until that step."""
+    """The most that tensors held in a warm step, standing memory included; None until that step."""
     predicted_seconds: float | None = None
     """Time of all forward and backward passes of a step by the plan; None where a step may not run all plans."""
 
@@ -306,7 +306,7 @@ class PlanCompared(Event):
     """The step after which it was compared."""
     predicted_peak_bytes: int
     measured_peak_bytes: int
-    """Most that was allocated in one warm step, all that stays between steps included."""
+    """Most that tensors held in one warm step, all that stays between steps included; on CUDA, bytes that were requested."""
     predicted_seconds: float | None
     """Time of all forward and backward passes of a step; None where one step may not run all graphs."""
     measured_seconds: float | None

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.fx._lazy_graph_module import _force_skip_lazy_graph_module
 
+from support.gpu import gpu
 from torchloom.backends import lookup_backend, register_backend
 
 CLOSE = {"rtol": 1e-2, "atol": 1e-2}
@@ -72,6 +73,13 @@ def test_built_ins_equal_eager(name: str) -> None:  # B3
     expected.sum().backward()
     for left, right in zip(got, model.parameters(), strict=True):
         torch.testing.assert_close(left, right.grad, **CLOSE)
+
+
+@gpu
+def test_cudagraphs() -> None:  # B4; without a GPU describe_backends says why not
+    model, x = Seq().cuda(), torch.randn(7, 10, device="cuda")
+    compiled = torch.compile(model, backend=lookup_backend("cudagraphs"))
+    torch.testing.assert_close(compiled(x), model(x), **CLOSE)
 
 
 def test_explain_with_a_backend_counts_graphs_and_breaks() -> None:  # B7

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import torchloom
+from support.gpu import gpu, one_rank
 from support.models import tricky
 from support.ranks import run_ranks
 from support.recording import recording_group
@@ -108,6 +109,19 @@ def test_a_bucket_is_one_collective(world_size: int, coalesces: bool) -> None:
         if act is reduces:
             shards = [shard_numel_of(n, world_size) for n in NUMELS if n]
             assert [n for _, numels in calls for n in numels] == shards
+
+
+@gpu
+def test_nccl_with_one_rank() -> None:
+    """The bodies of the test above, over NCCL's own collectives and streams."""
+    with one_rank("cuda"), torch.device("cuda"):
+        transport = C10dCollectives(GroupRef(torch.distributed.group.WORLD), channel())
+        assert transport.coalesces
+        for dtype in (F32, BF16):
+            gathers(transport, 0, 1, dtype)
+            sums(transport, 0, 1, dtype)
+            for wire in (F32, BF16):
+                reduces(transport, 0, 1, wire, dtype)
 
 
 @both

@@ -167,9 +167,16 @@ def _workspaces(events: list[Any], ranges: list[Signature]) -> dict[Signature, i
 
 
 def _cuda_devices(calls: Iterable[Call]) -> list[torch.device]:
-    """Return the GPUs that calls compute on, whose random generators planning must leave as they are."""
-    tensors = (t for call in calls for t in tensors_in((*call.args, *call.kwargs.values())))
-    return list({t.device for t in tensors if t.device.type == "cuda"})
+    """Return the GPUs that calls compute on, whose random generators planning must leave as they are.
+
+    Calls that make random tensors have no operand there, and name the device.
+    """
+    found: set[torch.device] = set()
+    for call in calls:
+        values = (*call.args, *call.kwargs.values())
+        found |= {each.device for each in tensors_in(values)}
+        found |= {each for each in values if isinstance(each, torch.device)}
+    return [each for each in found if each.type == "cuda"]
 
 
 def _try(call: Call, mark: str) -> tuple[int, ...]:

@@ -6,15 +6,18 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 import torch
 
 from serve.models import BATCH, Attending, Plain, made, rows
+from support.gpu import gpu
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve import Contract, build, counter, load, tensor
-from torchloom.serve.call.cuda_graphs import Pool
+from torchloom.serve.call.cuda_graphs import Pool, Recorded
 
 
 class Tape:
@@ -149,14 +152,15 @@ CACHE = Contract(
 )
 
 
-@pytest.mark.parametrize("how", ["full", "pieces"])
-def test_caches_are_written_where_they_are(how):
+def call_with_caches(device: str, how: str) -> int:
+    """Serve steps that write to two caches in turn; return how many recordings were made."""
     model = made(Caching)
-    program = build(model, CACHE, sizes=[2], backend="eager", cuda_graphs=how)
-    Tape.made = 0
-    caches = [torch.zeros(64, 16), torch.ones(64, 16)]
-    wanted = [cache.clone() for cache in caches]
-    with torch.no_grad():
+    specs = {name: replace(each, device=torch.device(device)) for name, each in CACHE.tensors()}
+    program = build(model, Contract(specs), sizes=[2], backend="eager", cuda_graphs=how)
+    before = counter.num_recorded
+    with torch.no_grad(), torch.device(device):
+        caches = [torch.zeros(64, 16), torch.ones(64, 16)]
+        wanted = [cache.clone() for cache in caches]
         for step in range(6):
             cache, mine = caches[step % 2], wanted[step % 2]
             x, place = torch.randn(2, 16), torch.tensor([step, step + 9])
@@ -164,7 +168,64 @@ def test_caches_are_written_where_they_are(how):
             torch.testing.assert_close(total, model(x, place, mine)[0])
             assert found.data_ptr() == cache.data_ptr()
             assert torch.equal(cache, mine)
-    assert Tape.made == 2  # one for each cache
+    return counter.num_recorded - before
+
+
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_caches_are_written_where_they_are(how):
+    assert call_with_caches("cpu", how) == 2  # one for each cache
+
+
+@gpu
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_caches_on_a_device(how, monkeypatch):
+    monkeypatch.undo()
+    assert call_with_caches("cuda", how) == 2
+
+
+def test_a_cache_that_fills_the_device_is_recorded(monkeypatch):
+    """What it held before the warm-up is kept on the host, where the device has no room for a second one."""
+    clone = torch.Tensor.clone
+
+    def full(tensor, **options):
+        if tensor.shape == (64, 16):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return clone(tensor, **options)
+
+    recorded = Recorded(lambda x, cache: (cache.add_(x),), fixed=(), written={1})
+    # `.cpu()` of a tensor that is there already is that tensor, which the warm-up writes to.
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor + 0)
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    cache = torch.zeros(64, 16)
+    recorded(torch.ones(()), cache)
+    assert torch.equal(cache, torch.ones(64, 16))
+
+
+def test_each_device_records_on_a_stream_of_its_own(monkeypatch):
+    """torch's default stream for recordings is one of whichever device was recorded first."""
+    found, entered = [], []
+
+    @contextmanager
+    def graph(noted, *, pool, stream, capture_error_mode):
+        found.append((noted, stream, capture_error_mode))
+        yield
+
+    @contextmanager
+    def on(device):
+        entered.append(str(device))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 1)
+    for index in (0, 1, 0):
+        pool = Pool(torch.device("cuda", index))
+        with pool.capturing(Tape(pool), index):
+            pass
+    assert entered == ["cuda:0", "cuda:1", "cuda:0"]
+    assert found == [(index, f"stream of cuda:{index}", "thread_local") for index in (0, 1, 0)]
 
 
 def test_too_many_caches_run_without_recordings_and_say_so(caplog):
@@ -310,8 +371,7 @@ def test_without_a_device_it_is_an_error(monkeypatch):
         build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@gpu
 def test_on_a_device(monkeypatch):
     monkeypatch.undo()
     from torchloom.serve import Contract, Dim, tensor
