@@ -98,6 +98,9 @@ scheduler {"type": "LambdaLR", "params": {}}
     "ZeRO": """
 zero_optimization.stage 2
 zero_optimization.stage3_param_persistence_threshold 10
+zero_optimization.leaf_module.classes ["Experts"]
+zero_optimization.leaf_module.names ["layers.0.experts"]
+zero_optimization.leaf_module.name_suffixes ["experts"]
 zero_optimization.stage3_gather_16bit_weights_on_model_save true
 zero_optimization.stage3_gather_fp16_weights_on_model_save true
 zero_optimization.offload_optimizer.device "cpu"
@@ -139,7 +142,6 @@ zero_optimization.use_multi_rank_bucket_allreduce false
 zero_optimization.round_robin_gradients true
 zero_optimization.memory_efficient_linear false
 zero_optimization.ignore_unused_parameters false
-zero_optimization.leaf_module {"classes": ["Experts"]}
 zero_optimization.load_from_fp32_weights false
 zero_optimization.elastic_checkpoint true
 zero_optimization.pipeline_loading_checkpoint true
