@@ -20,7 +20,7 @@ from loop.test_ownership import (
 )
 from support.pool import run_ranks
 from torchloom.config import load_config
-from torchloom.errors import EngineError
+from torchloom.errors import ConfigError, EngineError, PlanError
 
 RATES = {"muon_lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1}
 
@@ -145,3 +145,23 @@ def test_arguments_of_the_config() -> None:
     found = load_config(config(3, 2), world_size=2).optimizer
     assert found is not None
     assert (found.name, found.params["muon_lr"], found.params["lr"]) == ("muon", 2e-2, 1e-3)
+
+
+def test_what_does_not_count_owners_refuses_them() -> None:
+    """Budgets, simulations, and states that stream from the host."""
+    wanted = config(3, 4)
+    with pytest.raises(PlanError, match="whole on the ranks that own them"):
+        torchloom.simulate(Odd, (torch.ones(3, 9, dtype=torch.long),), wanted, world_size=4)
+
+    def fn(rank: int):
+        engine, *_ = torchloom.initialize(
+            model=Odd(), config=config(3, 2, compile={"memory_budget": "1GB"})
+        )
+        with pytest.raises(ConfigError, match="do not count the states"):
+            engine.compile(backend="aot_eager")
+        waits = config(3, 2)
+        waits["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        with pytest.raises(EngineError, match="cannot step with its states on the host"):
+            torchloom.initialize(model=Odd(), config=waits)
+
+    run_ranks(2, fn)

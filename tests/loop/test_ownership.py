@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 import torchloom
 from support.pool import run_ranks
+from torchloom.errors import EngineError
 from torchloom.loop.ownership import Load, add_to_least
 
 BATCHES = 6
@@ -352,6 +353,75 @@ def test_a_step_that_raises_leaves_shards() -> None:
     for name, value in first.items():
         assert torch.equal(value, second[name])
         assert value.isfinite().all()
+
+
+def test_two_copies_of_the_weights() -> None:
+    """Hybrid sharding: the ranks of each copy own, step and save alike."""
+    plain = Odd()
+    expected = Lamb(plain.parameters())
+    for step in range(2):
+        loss_of(plain, step, 0, 1).backward()
+        expected.step()
+        expected.zero_grad()
+
+    def fn(rank: int):
+        mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))
+        model = torchloom.shard_model(Odd(), 3, mesh, persistence_threshold=0)
+        optimizer = Lamb(model.parameters())
+        for step in range(2):
+            if rank < 3:  # six batches on four ranks: the last one's are left out below
+                share = [ids_of(step, batch) for batch in (2 * rank, 2 * rank + 1)]
+                (torch.stack([model(ids) for ids in share]).mean() * 4 / 3).backward()
+            else:
+                (model(ids_of(step, 0)) * 0.0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict(), optimizer.state_dict()["state"]
+
+    for weights, states in run_ranks(4, fn):
+        assert_near(weights, dict(plain.named_parameters()), "hybrid")
+        for index, state in expected.state_dict()["state"].items():
+            assert_near(states[index], state, index)
+
+
+class GlobalNorm(Base):
+    """Scales all steps by a norm over all gradients, which it keeps in a place of its own."""
+
+    def step(self, closure=None):
+        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        self.factor = 1 / (1 + float(torch.stack([grad.norm() for grad in grads]).norm()))
+        super().step()
+
+    def update(self, param, group, state):
+        param.add_(param.grad, alpha=-group["lr"] * self.factor)
+
+
+class GlobalRate(Base):
+    """As Prodigy, under another name: one step size of all parameters."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            sums = [p.grad.abs().sum() for p in group["params"] if p.grad is not None]
+            group["sum"] = group.get("sum", 0.0) + float(torch.stack(sums).sum())
+        super().step()
+
+    def update(self, param, group, state):
+        param.add_(param.grad, alpha=-group["lr"] / group["sum"])
+
+
+def test_numbers_of_all_parameters_are_found_at_the_first_step() -> None:
+    def fn(rank: int):
+        for kind in (GlobalNorm, GlobalRate):
+            model = torchloom.shard_model(Odd(), 3, persistence_threshold=0)
+            optimizer = kind(model.parameters())
+            loss_of(model, 0, rank, 2).backward()
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            with pytest.raises(EngineError, match="keeps numbers that differ between ranks"):
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                assert torch.equal(value, before[name])
+
+    run_ranks(2, fn)
 
 
 def test_owners_have_equal_shares() -> None:

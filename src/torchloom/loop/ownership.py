@@ -18,6 +18,8 @@ from __future__ import annotations
 import json
 import math
 import weakref
+import zlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -183,12 +185,37 @@ class Ownership:
             ]
 
     def end(self) -> None:
-        """Bring the stepped weights back into the shards. All ranks must call."""
+        """Bring the stepped weights back into the shards. All ranks must call.
+
+        Raises:
+            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters; no
+                weight that is owned has changed.
+        """
+        differ = self._numbers_differ()
         stepped = {id(unit.param): unit.param.data for unit, *_ in self._shards if unit.is_mine}
         units = [unit for unit, *_ in self._shards]
         self.restore()
+        if differ:
+            raise EngineError(
+                f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
+                "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
+            )
         for bucket in _buckets(units):
             _from_owners(bucket, stepped)
+
+    def _numbers_differ(self) -> bool:
+        """Say whether ranks of the shard group see other numbers in the optimizer and its groups."""
+        optimizer = self._known_optimizer()
+        found = [value for group in optimizer.param_groups for value in group.values()]
+        key = zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
+        for handle, device in {
+            unit.layout.handle: unit.param.device for unit, *_ in self._shards
+        }.items():
+            own = torch.tensor([key], device=device)
+            rows = lookup(handle).gather_small(own, "numbers of the optimizer")
+            if bool((rows != key).any()):
+                return True
+        return False
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
@@ -302,6 +329,17 @@ def end_whole_step(optimizer: Optimizer) -> None:
 find_owners_by(ownership_of)
 for _function in (ownership_of, begin_whole_step, end_whole_step):
     leave_alone(_function, "it communicates")
+
+
+def _numbers(values: Iterable[object]) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, (int, float)):
+            yield float(value)
+        elif isinstance(value, Tensor):
+            if value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
+                yield float(value)
+        elif type(value) in (list, tuple):
+            yield from _numbers(value)  # type: ignore[arg-type]
 
 
 def _num_params(optimizer: Any) -> int:
