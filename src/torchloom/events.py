@@ -179,7 +179,7 @@ class CollectiveRan(Event):
     """A collective was issued, waited for, and done; times are seconds since the epoch."""
 
     op: str
-    """gather, reduce or sync."""
+    """gather, reduce, sync, or exchange: between shards and owners of parameters."""
     num_tensors: int
     num_bytes: int
     """Bytes of the full tensors."""

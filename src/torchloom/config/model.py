@@ -132,7 +132,7 @@ class NonFiniteConfig:
 class OptimizerConfig:
     """Which torch optimizer, with keyword arguments ready for its constructor."""
 
-    name: Literal["adamw", "adam", "sgd"]
+    name: Literal["adamw", "adam", "sgd", "muon"]
     params: Mapping[str, object] = field(default_factory=FrozenMap)
 
 

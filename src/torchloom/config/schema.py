@@ -185,7 +185,7 @@ class DataTypesSection(Section):
 class OptimizerSection(Section):
     """The optimizer that the engine builds."""
 
-    type = used(text, "", "`AdamW`, `Adam` or `SGD`, in any case", auto="refuse")
+    type = used(text, "", "`AdamW`, `Adam`, `SGD` or `Muon`, in any case", auto="refuse")
     params = free_form("its keyword arguments, listed below")
     legacy_fusion = no_effect("an old fused layout", "remove it")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ ConfigSource = Mapping[str, Any] | str | os.PathLike[str]
 def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     args: Any = None,
     model: nn.Module | None = None,
-    optimizer: Optimizer | Callable[..., Optimizer] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | Callable[..., Optimizer] | None = None,
     model_parameters: Iterable[Any] | None = None,
     training_data: Any = None,
     lr_scheduler: Any = None,
@@ -61,8 +61,9 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     Args:
         args: a namespace whose `deepspeed_config` names a config file, as launchers pass it.
         model: a plain model, or one on the meta device.
-        optimizer: a fresh torch optimizer over the model's parameters, or a function that makes
-            one from parameters; default: the one that the config names. It takes the place of the config's.
+        optimizer: a fresh torch optimizer over the model's parameters, several, which step together as one, or a
+            function that makes one from parameters; default: the one that the config names. It takes the place of the
+            config's. One that is not elementwise, such as Muon, sees whole parameters: see docs/howto/muon.md.
         model_parameters: parameters or groups to optimize; default: all trainable ones.
         training_data: a dataset, for which a data loader is made.
         lr_scheduler: a schedule, or a function from optimizer to schedule; it takes the place of the config's.
@@ -139,9 +140,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     world = replace(world, comm=comm)
     local = OwnedParams(model, layout, comm)
     count_steps_of(each.param for each in local)
-    made = make_optimizer(
-        settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
-    )
+    made = make_optimizer(settings.optimizer, optimizer, model_parameters, local)
     schedule = make_lr_scheduler(settings, lr_scheduler, made)
     agreement.check_facts("the optimizer", optimizer_facts(made, local))
     agreement.check_facts("the schedule", schedule_facts(schedule))

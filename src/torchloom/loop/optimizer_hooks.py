@@ -25,10 +25,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchloom._torch.subclasses import is_inside_step
 from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
-from torchloom.loop.elementwise import check_elementwise
 from torchloom.loop.owned_params import check_steps_alone, has_engine
+from torchloom.loop.ownership import begin_whole_step, end_whole_step, ownership_of
 from torchloom.loop.slices import begin_step, call_closure_first, end_step
 from torchloom.position import POSITION, Rates
 from torchloom.runtime import Communicator, lookup, tell_step
@@ -152,15 +153,21 @@ def _tell_listeners(optimizer: Optimizer) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_inside_step():  # of an optimizer that wraps this one
+        return None
     check_steps_alone(_stepped_by(optimizer))
     _check_synchronised(optimizer)
     first = _first_counted(optimizer)
-    if first is not None and not has_engine(first):
-        check_elementwise(optimizer)
+    if first is None:
+        return None
+    is_owner = bool(ownership_of(optimizer).units)
+    if not has_engine(first):
         whole_states(optimizer)
-    with_loss = call_closure_first(optimizer, args, kwargs)
+    with_loss = call_closure_first(optimizer, args, kwargs, is_always=is_owner)
     _drop_unused(_stepped_by(optimizer))
     begin_step(optimizer)
+    if is_owner:
+        begin_whole_step(optimizer)
     return with_loss
 
 
@@ -178,6 +185,9 @@ def _drop_unused(params: list[nn.Parameter]) -> None:
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if is_inside_step():
+        return
+    end_whole_step(optimizer)
     end_step(optimizer)
     first = _first_counted(optimizer)
     if first is None:

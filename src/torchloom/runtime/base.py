@@ -123,6 +123,19 @@ class Collectives(Protocol):
         """
         ...
 
+    def all_to_all(
+        self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
+    ) -> Pending:
+        """Begin to send each rank its part of `sent`, and to fill `received` with what ranks send this one.
+
+        Args:
+            sent: flat, the parts for all ranks end to end, in rank order.
+            received: flat, of the same dtype: the parts from all ranks, in rank order.
+            numels: elements that rank i sends rank j, as `numels[i][j]`; equal on all ranks.
+            what: what this is; equal on all ranks.
+        """
+        ...
+
     def meet(self, what: Label) -> None:
         """Return when all ranks of the group have come here, before something without a label."""
         ...

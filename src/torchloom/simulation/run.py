@@ -286,8 +286,12 @@ def _compiled(
             optimizer or (None if settings.optimizer else _adamw),
             None,
             local,
-            settings.zero.stage,
         )
+        if local.ownership is not None and local.ownership.units:
+            raise PlanError(
+                f"{type(made).__name__} steps parameters whole on the ranks that own them, whose memory is not simulated: "
+                "simulate with an optimizer that is elementwise, such as AdamW"
+            )
         description = describe_step(
             settings,
             CompileCall(name="torchloom.simulate"),

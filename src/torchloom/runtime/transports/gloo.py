@@ -129,6 +129,24 @@ class GlooCollectives(SumsInRankOrder):
 
         return Pending(finish)
 
+    def all_to_all(
+        self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
+    ) -> Pending:
+        """Begin an all-to-all; see `Collectives.all_to_all`."""
+        entry, rank = self.channel.begin(what), self.group.rank
+        parts = list(sent.split(list(numels[rank])))
+        places = received.split([row[rank] for row in numels])
+        places[rank].copy_(parts[rank])
+        works = self._swap(
+            send=lambda peer: [parts[peer]], receive=lambda peer: [places[peer]], entry=entry
+        )
+
+        def finish() -> None:
+            wait_for(entry, works)
+            parts.clear()
+
+        return Pending(finish)
+
     def meet(self, what: Label) -> None:
         """Return when all ranks have come here; see `Collectives.meet`."""
         entry = self.channel.begin(what)
