@@ -48,8 +48,7 @@ zero_force_ds_cpu_optimizer true
 bf16.enabled true
 bf16.check_grad_overflow false {"bf16": {"enabled": true}}
 bf16.immediate_grad_update true
-bf16.bf16_master_weights_and_grads true
-bf16.bf16_optimizer_states true
+bf16 {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true} {"zero_optimization": {"stage": 3}}
 fp16.enabled true
 fp16.auto_cast true
 fp16.loss_scale 128

@@ -101,7 +101,9 @@ class PrecisionConfig:
     """In which types the model computes and the ranks communicate."""
 
     dtype: DType = "fp32"
-    """Compute type of parameters and activations; master shards stay fp32, or float64."""
+    """Compute type of parameters and activations."""
+    master: Literal["fp32", "bf16"] = "fp32"
+    """Type of shards, gradients and optimizer states; where it is fp32, float64 stays float64."""
     reduce_dtype: DType = "fp32"
     """Type in which gradients are reduced over ranks."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
