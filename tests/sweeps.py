@@ -178,7 +178,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "loop/test_plan_check.py::test_a_loop_without_an_engine_measures_its_peak": ("3-2",),
     "loop/test_slices.py::test_equal_to_whole_states_with_half_of_them": ("aot_eager",),
     "loop/test_slices.py::test_a_closure_runs_on_whole_weights_once": ("False",),
-    "loop/test_elementwise.py::test_muon": ("function",),
     "loop/test_elementwise.py::test_closures_at_every_stage": ("LBFGS",),
     "loop/test_elementwise.py::test_a_function_is_given_a_list_of_parameters_that_it_may_group": ("0",),
     "faults/test_alone.py::test_a_call_of_rank_0_alone_is_where_it_stops": (
@@ -210,7 +209,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "faults/test_different_programs.py::test_shared_memory": ("leaves_a_step_out",),
     "faults/test_meeting.py::test_ranks_that_meet_again_while_the_store_of_before_is_still_served": ("0.7",),
-    "loop/test_elementwise.py::test_own_loop": ("3",),
     "runtime/test_hush.py::test_a_lost_store_prints_no_stack_within_the_block_alone": ("True",),
     "numerics/test_equality_with_ddp.py::test_eager_two_ranks_bitwise": ("1", "3"),
     "engine/test_non_finite.py::test_skips_in_a_row_have_a_limit": ("fp16",),
