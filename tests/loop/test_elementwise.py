@@ -15,7 +15,7 @@ import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import assert_equal, settings, train, weights
-from torchloom.errors import ConfigError, EngineError, TorchloomError
+from torchloom.errors import ConfigError, TorchloomError
 
 
 class Base(Optimizer):
@@ -87,13 +87,6 @@ def test_config_section(kind: str) -> None:
         torchloom.initialize(model=tricky(), config=settings(optimizer={"type": kind}))
 
 
-def test_not_an_optimizer() -> None:
-    def fn(rank):
-        return outcome(lambda: torchloom.initialize(model=tricky(), optimizer=7, config=settings()))
-
-    assert run_ranks(1, fn)[0].startswith("ConfigError: optimizer= is a int")
-
-
 class Prodigy(Base):
     """One step size of all parameters, as its package's class of this name computes."""
 
@@ -136,16 +129,6 @@ def test_what_joins_numbers_of_all_parameters_is_refused_by_name() -> None:
             else:
                 assert text.startswith("EngineError: "), (name, stage, text)
                 assert "max_grad_norm" in text if name == "clips" else "one step size" in text
-
-
-def test_a_foreign_group_is_still_told() -> None:
-    def fn(rank):
-        with pytest.raises(EngineError, match="group 0"):
-            torchloom.initialize(
-                model=tricky(), optimizer=Lion(nn.Linear(3, 3).parameters()), config=settings()
-            )
-
-    run_ranks(2, fn)
 
 
 def test_a_given_optimizer_and_values_for_auto_take_the_places_in_the_config() -> None:

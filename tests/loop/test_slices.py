@@ -11,7 +11,7 @@ from torch import nn
 import torchloom
 from support.models import Tricky, tokens, tricky
 from support.pool import run_ranks
-from torchloom.errors import EngineError, TorchloomError
+from torchloom.errors import TorchloomError
 
 
 def start(stage: int = 1) -> Tricky:
@@ -153,19 +153,6 @@ def test_a_closure_runs_on_whole_weights_once(compiled) -> None:
     for name, value in expected[1].items():
         assert torch.equal(found[1][name], value)
         assert torch.equal(other[1][name], value)
-
-
-def test_optimizers_of_many_closures_are_refused() -> None:
-    def run(rank: int) -> str:
-        model = start()
-        model(tokens(0, rank)).backward()
-        optimizer = torch.optim.LBFGS(trained(model), lr=0.1)
-        with pytest.raises(EngineError) as error:
-            optimizer.step(lambda: pytest.fail("the closure was called"))
-        return str(error.value)
-
-    for text in run_ranks(2, run):
-        assert "LBFGS cannot step parameters that ranks divide among them" in text
 
 
 def test_a_model_that_is_whole_again_is_stepped_whole() -> None:

@@ -123,7 +123,7 @@ def complete_momentum(optimizer: Optimizer) -> None:
     A fused SGD fails if some parameters of a group have momentum and others have none (torch 2.11-2.13).
     Without dampening, one step from zero momentum gives the gradient, which is what SGD starts with.
     """
-    for each in optimizer.optimizers if isinstance(optimizer, Together) else ():
+    for each in optimizer.linked() if isinstance(optimizer, Together) else ():
         complete_momentum(each)
     if type(optimizer) is not torch.optim.SGD:
         return

@@ -54,9 +54,14 @@ class Together(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = iter(self.param_groups)  # a load replaces the list and the states
+        for each in self.linked():
+            each.step()
+        return loss
+
+    def linked(self) -> list[Optimizer]:
+        """Return the optimizers, with their groups and the common states: a load replaces both."""
+        groups = iter(self.param_groups)
         for each, size in zip(self.optimizers, self._sizes, strict=True):
             each.param_groups = [next(groups) for _ in range(size)]
             each.state = self.state
-            each.step()
-        return loss
+        return self.optimizers
