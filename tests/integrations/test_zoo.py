@@ -132,7 +132,11 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 STEPS = 4
-WHY_ALL_LOGITS = {"vit": "they fit, as they are 40 bytes"}
+WHY_ALL_LOGITS = {
+    "vit": "they fit, as they are 40 bytes",
+    "opt": "the model returns them in another shape",
+    "bart": "add makes them, not a linear layer",
+}
 """Models whose loss makes all logits, and how the report ends."""
 
 
