@@ -28,6 +28,9 @@ NEEDED = {
     "`torchloom.simulate` shows torch's error for a forward that reads values": """
         torch._subclasses.fake_tensor DataDependentOutputException
     """,
+    "`torch.optim.Muon` refuses the shards of a model": """
+        torch.optim._muon Muon
+    """,
     "`torchloom.check_op` fails": """
         torch._C _dispatch_has_kernel_for_dispatch_key
         torch._dynamo.source ConstantSource
