@@ -169,7 +169,7 @@ def _finish_files(
         indices.append(facts["tensors"])
         own |= facts["values"].keys() - {OWNED}
         values |= facts["values"].get(OWNED, {})
-    values |= values.pop(OWNED)
+    values |= values.pop(OWNED, {})
     index, metadata = merged(indices), io.BytesIO()
     write_dcp_metadata(metadata, dict(named_for_others(read_index(index), snapshot.tied)))
     facts = {
