@@ -104,6 +104,20 @@ def test_a_run_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
     assert_files_are_those_of_ddp(tmp_path)
 
 
+def test_an_optimizer_of_whole_matrices_equals_ddp(tmp_path) -> None:
+    def run(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        more = {"optim": "adafactor", "save_strategy": "steps", "save_steps": 6}
+        expected = ddp(tiny_llama(), tmp_path / "ddp", **more)
+        found = sharded(tiny_llama(), tmp_path / "loom", **more)
+        half = str(tmp_path / "loom/checkpoint-6")
+        resumed = sharded(tiny_llama(seed=9), tmp_path / "again", resume=half, **more)
+        return expected, found, resumed
+
+    (expected, found, resumed), _ = run_ranks(2, run)
+    assert_same_run(found, expected)
+    assert resumed["loss"][-6:] == found["loss"][-6:]
+
+
 def assert_files_are_those_of_ddp(folder: Path) -> None:
     """Load both checkpoints, of AdamW, without torchloom.
 
