@@ -136,7 +136,8 @@ class Ledger(DispatchMode):
             return 0, ()
         found = self._workspaces.known.get(signature)
         if found is None:
-            self.calls.append(call)
+            if self._workspaces.measures:  # a call that is kept keeps its tensors alive
+                self.calls.append(call)
             return 0, ()
         return found.workspace_bytes, found.result_bytes
 
