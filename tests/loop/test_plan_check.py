@@ -194,7 +194,7 @@ def test_a_process_may_end_within_a_measured_step(tmp_path) -> None:
         "model(torch.ones(8, 64))\n"
         "assert torch.autograd._profiler_enabled()\n"
     )
-    ended = subprocess.run([sys.executable, str(script)], timeout=120, capture_output=True)
+    ended = subprocess.run([sys.executable, str(script)], timeout=300, capture_output=True)
     assert ended.returncode == 0, ended.stderr.decode()
 
 
@@ -220,20 +220,6 @@ def test_on_a_cpu_nothing_is_profiled_for_nobody() -> None:
         return quiet, len(made)
 
     assert run_ranks(1, fn) == [(0, 3)]  # forward, backward and step of one step
-
-
-def test_a_profiler_of_the_program_is_left_alone() -> None:
-    def fn(rank):
-        engine = engine_of(0, replan_step=0)
-        with Recorder() as recorder:
-            train(engine, rank, 1)
-            peak = measure_peak(lambda: train(engine, rank)).peak_bytes
-            during = len(heard(recorder, PlanCompared))
-            train(engine, rank, 5)
-        return during, len(heard(recorder, PlanCompared)), peak
-
-    ((during, after, peak),) = run_ranks(1, fn)
-    assert (during, after) == (0, 1) and peak > 1 << 20
 
 
 def test_another_size_has_a_prediction_without_a_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
@@ -118,21 +117,6 @@ def test_a_pass_that_records_stays_the_same_pass() -> None:
         identity_of(recording([1, 2, 3])).text != before.text
     )  # ranks that begin otherwise differ
     assert identity_of(recording([1])).text == before.text
-
-
-def test_partials_and_objects_as_passes() -> None:
-    def own(gm, ctx, *, limit):
-        return 0
-
-    partial = GraphPass(name="own", fn=functools.partial(own, limit=3), stage="joint")
-    assert identity_of(partial).is_complete
-    assert "3" in identity_of(partial).text
-
-    class Callable:
-        def __call__(self, gm, ctx):
-            return 0
-
-    assert not identity_of(GraphPass(name="own", fn=Callable(), stage="joint")).is_complete
 
 
 def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:

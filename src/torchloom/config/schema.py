@@ -137,8 +137,12 @@ class Bf16Section(Section):
         "accumulate each gradient as soon as it is computed",
         "gradients are reduced as soon as they are computed",
     )
-    bf16_master_weights_and_grads = refused("bf16 master weights", MASTER_FP32)
-    bf16_optimizer_states = refused("bf16 optimizer states", MASTER_FP32)
+    bf16_master_weights_and_grads = used(
+        flag, False, "keep shards of weights and gradients in bf16; needs `bf16_optimizer_states`"
+    )
+    bf16_optimizer_states = used(
+        flag, False, "keep optimizer states in bf16; needs `bf16_master_weights_and_grads`"
+    )
 
 
 class AutocastSection(Section):

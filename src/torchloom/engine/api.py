@@ -28,6 +28,7 @@ from torchloom.loop.precision import shard_precision
 from torchloom.loop.shard_model import log_notes, meet_within, shard_over
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, is_sharded
+from torchloom.shard.leaf_modules import mark_leaves
 from torchloom.step.description import cast_params
 
 logger = get_logger(__name__)
@@ -123,6 +124,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         if not any(tensor.is_meta for tensor in model.parameters()):
             model.to(world.device)
 
+    mark_leaves(model, settings.zero.leaf_module)
     layout, comm = shard_over(
         model,
         world,

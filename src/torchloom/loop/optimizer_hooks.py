@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -30,8 +31,9 @@ from torchloom.loop.elementwise import check_elementwise
 from torchloom.loop.owned_params import check_steps_alone, has_engine
 from torchloom.loop.slices import begin_step, call_closure_first, end_step
 from torchloom.position import POSITION, Rates
-from torchloom.runtime import Communicator, tell_step
+from torchloom.runtime import Communicator, lookup, tell_step
 from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
+from torchloom.shard.leaf_modules import used_params
 from torchloom.shard.parameter import be_plain_in_steps
 
 _STEPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -157,8 +159,22 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         check_elementwise(optimizer)
         whole_states(optimizer)
     with_loss = call_closure_first(optimizer, args, kwargs)
+    _drop_unused(_stepped_by(optimizer))
     begin_step(optimizer)
     return with_loss
+
+
+def _drop_unused(params: list[nn.Parameter]) -> None:
+    """Take the gradient from parameters of leaf modules that no rank has used: a step would still decay them."""
+    for handle, used in used_params(params).items():
+        flags = torch.tensor(list(used.values()), dtype=torch.float32).to(params[0].device)
+        (total,) = started = lookup(handle).begin_sync(
+            [flags], torch.float32, torch.float32, ("which weights of leaf modules were used",)
+        )
+        lookup(handle).wait(started)
+        for param, share in zip(used, total.tolist(), strict=True):
+            if share == 0:
+                param.grad = None
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

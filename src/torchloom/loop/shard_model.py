@@ -38,6 +38,7 @@ from torchloom.shard import (
     plan_layout,
     shard_module,
 )
+from torchloom.shard.leaf_modules import mark_leaves
 
 ConfigSource = Config | Mapping[str, Any] | str | Path
 
@@ -111,6 +112,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         persistence_threshold = settings.zero.param_persistence_threshold
         precision = shard_precision(settings.precision)
         cast_inputs = cast_inputs or precision.compute is not None
+        mark_leaves(model, settings.zero.leaf_module)
     stage = 3 if stage is None else stage
     by_module = precision if isinstance(precision, Mapping) else {model: precision or Precision()}
     for each in by_module.values():

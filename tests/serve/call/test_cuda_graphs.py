@@ -14,7 +14,7 @@ import torch
 from serve.models import BATCH, Attending, Plain, made, rows
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve import Contract, build, counter, load, tensor
-from torchloom.serve.call.cuda_graphs import Pool, Recorded
+from torchloom.serve.call.cuda_graphs import Pool
 
 
 class Tape:
@@ -63,27 +63,6 @@ def tape(monkeypatch) -> None:
     monkeypatch.setattr("torchloom.serve.call.cuda_graphs.CudaRecording", Tape)
     Tape.made, Tape.replayed, Tape.pause_s, Tape.forgets, Tape.pools = 0, 0, 0.0, False, []
     Tape.scribbles, Tape.sizes, Tape.others, Tape.num_at_work = False, [], weakref.WeakSet(), 0
-
-
-def test_a_recording_per_size_and_results_of_their_own():
-    weight = torch.randn(4, 4)
-    recorded = Recorded(lambda w, x: (x @ w,), fixed={0})
-    with counter.expect(num_recorded=2):
-        first = recorded(weight, torch.ones(2, 4))[0]
-        second = recorded(weight, torch.full((2, 4), 3.0))[0]
-        recorded(weight, torch.ones(3, 4))
-    torch.testing.assert_close(second, first * 3)
-    assert Tape.made == 2
-    assert Tape.replayed == 3
-
-
-def test_weights_are_read_where_they_are():
-    weight = torch.ones(4, 4)
-    recorded = Recorded(lambda w, x: (x @ w,), fixed={0})
-    x = torch.ones(2, 4)
-    recorded(weight, x)
-    weight.mul_(2)
-    assert torch.equal(recorded(weight, x)[0], torch.full((2, 4), 8.0))
 
 
 @pytest.mark.parametrize("how", ["full", "pieces"])
@@ -290,28 +269,6 @@ def test_programs_of_one_process_share_a_pool_take_turns_and_leave_results_alone
     assert Tape.replayed > 30
 
 
-def test_eager_calls_leave_recordings_alone():
-    counting, plain = made(Counting), made(Counting)
-    program = build(counting, rows(), sizes=[4], backend="eager", cuda_graphs="full")
-    x = torch.ones(4, 16)
-    with torch.no_grad():
-        program.warm_up()
-        Tape.made = Tape.replayed = 0
-        for call in (program.eager, program, program.eager, program):
-            assert torch.equal(call(x), plain(x))
-    assert (Tape.made, Tape.replayed) == (0, 2)
-
-
-def test_a_build_leaves_recordings_of_other_programs():
-    caching = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
-    call = (torch.randn(2, 16), torch.tensor([0, 1]), torch.zeros(64, 16))
-    with torch.no_grad():
-        caching(*call)
-        build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
-        with counter.expect(num_recorded=0):
-            caching(*call)
-
-
 def test_a_pool_whose_recordings_are_gone_is_not_used_again(monkeypatch):
     """torch frees a pool with its last graph, and fails an assertion where a graph is recorded into it later."""
     numbers = iter(range(9))
@@ -366,24 +323,3 @@ def test_on_a_device(monkeypatch):
         for n in (1, 8, 64, 8):
             x = torch.randn(n, 16, device="cuda")
             torch.testing.assert_close(program(x), model(x), atol=1e-3, rtol=1e-3)
-
-
-def test_threads_take_turns():
-    """Each thread gets the results of its own arguments: recordings have one place for them."""
-    program = build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
-    model = made(Plain)
-    Tape.pause_s = 0.002
-    inputs = [torch.randn(4, 16) for _ in range(4)]
-    found: list[bool] = []
-
-    def serve(number: int) -> None:
-        with torch.no_grad():
-            wanted = model(inputs[number])
-            found.extend(torch.allclose(program(inputs[number]), wanted) for _ in range(20))
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 80
