@@ -134,8 +134,8 @@ class Ledger(DispatchMode):
         found = self._workspaces.of_call(call)
         if found is not None:
             return found.workspace_bytes, found.result_bytes
-        if signature_of_call(call) is not None:
-            self.calls.append(call)
+        if self._workspaces.measures and signature_of_call(call) is not None:
+            self.calls.append(call)  # and so its tensors, which live on then
         return 0, ()
 
 

@@ -44,6 +44,7 @@ def load_wrapper(source: str, on_extern: OnExtern) -> Wrapper | None:
         assert_size_stride_grouped=_ignore,
         assert_tensor_metadata=_ignore,
         assert_alignment=_ignore,
+        copy_if_misaligned=_same,  # reads addresses, which fake tensors have none of
         extern_kernels=_Extern(on_extern),
     )
     found: Wrapper | None = names.get("call")
@@ -92,3 +93,7 @@ def _reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> Ten
 
 def _ignore(*_: Any) -> None:
     return None
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
