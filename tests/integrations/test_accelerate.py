@@ -199,7 +199,8 @@ def test_through_inductor() -> None:
         return loop(None), loop(loom(backend="inductor"))
 
     expected, found = run_ranks(2, run)[0]
-    assert_same_run(found, expected)
+    # Inductor's sums round by the machine's vector width: 1.4e-6 after 12 steps with 256 bits.
+    assert_same_run(found, expected, rtol=1e-5)
     assert found["graphs"] == [None]
 
 
