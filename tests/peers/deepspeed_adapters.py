@@ -154,10 +154,56 @@ def groups_without_experts(groups: Any) -> list[Any]:
     return [groups] if isinstance(groups, dict) else list(groups)
 
 
-def set_z3_leaf_modules(model: nn.Module, classes: Any) -> list[nn.Module]:
-    found = [each for each in model.modules() if isinstance(each, tuple(classes))]
-    torchloom.leaf(*found)
+def z3_leaf_module(module: nn.Module) -> bool:
+    return getattr(module, "_z3_leaf", False)
+
+
+def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
+    return [each for each in model.modules() if z3_leaf_module(each)]
+
+
+def _mark(found: list[nn.Module], is_leaf: bool) -> list[nn.Module]:
+    for each in found:
+        each._z3_leaf = is_leaf  # as DeepSpeed's own function does, which users go on calling
     return found
+
+
+def set_z3_leaf_modules(
+    model: nn.Module, classes: Any, raise_if_not_found: bool = True, is_leaf: bool = True
+) -> list[nn.Module]:
+    def is_named(module: nn.Module) -> bool:
+        cls = type(module)
+        names = {cls.__name__, f"{cls.__module__}.{cls.__qualname__}"}
+        return any(
+            each in names if isinstance(each, str) else isinstance(module, each) for each in classes
+        )
+
+    found = [each for each in model.modules() if is_named(each)]
+    if not found and raise_if_not_found:
+        raise ValueError(f"no module is of {classes}")
+    return _mark(found, is_leaf)
+
+
+def unset_z3_leaf_modules(model: nn.Module, classes: Any) -> list[nn.Module]:
+    return set_z3_leaf_modules(model, classes, is_leaf=False)
+
+
+def set_z3_leaf_modules_by_name(
+    model: nn.Module, names: list[str], raise_if_not_found: bool = True
+) -> tuple[list[nn.Module], list[str]]:
+    modules = dict(model.named_modules())
+    missing = [each for each in names if each not in modules]
+    if missing and raise_if_not_found:
+        raise ValueError(f"no module is named {missing}")
+    return _mark([modules[each] for each in names if each in modules], True), missing
+
+
+def set_z3_leaf_modules_by_suffix(
+    model: nn.Module, suffixes: list[str], raise_if_not_found: bool = True
+) -> tuple[list[nn.Module], list[str]]:
+    names = [name for name, _ in model.named_modules() if name.endswith(tuple(suffixes))]
+    missing = [each for each in suffixes if not any(name.endswith(each) for name in names)]
+    return set_z3_leaf_modules_by_name(model, names)[0], missing
 
 
 def _place(param: Tensor) -> tuple[Any, Any] | None:

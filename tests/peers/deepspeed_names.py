@@ -43,7 +43,17 @@ NAMES: dict[str, str] = {
     "deepspeed.ops.adam.DeepSpeedCPUAdam": "torch.optim:AdamW",
     "deepspeed.compile.util.is_deepcompile_supported": f"{_ADAPTERS}:is_deepcompile_supported",
     "deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer": f"{_ADAPTERS}:groups_without_experts",
-    "deepspeed.utils.set_z3_leaf_modules": f"{_ADAPTERS}:set_z3_leaf_modules",
+    **{
+        f"deepspeed.utils.{name}": f"{_ADAPTERS}:{name}"
+        for name in (
+            "z3_leaf_module",
+            "get_z3_leaf_modules",
+            "set_z3_leaf_modules",
+            "unset_z3_leaf_modules",
+            "set_z3_leaf_modules_by_name",
+            "set_z3_leaf_modules_by_suffix",
+        )
+    },
     "deepspeed.checkpoint.UNIVERSAL_CHECKPOINT_INFO": f"{_ADAPTERS}:UNIVERSAL_CHECKPOINT_INFO",
     "deepspeed.checkpoint.ds_to_universal.main": f"{_ADAPTERS}:not_needed",
     "deepspeed.runtime.lr_schedules.VALID_LR_SCHEDULES": f"{_ADAPTERS}:VALID_LR_SCHEDULES",

@@ -15,7 +15,7 @@ from support.pool import run_ranks
 from torchloom.config.model import LeafConfig
 from torchloom.errors import AgreementError, ShardError
 from torchloom.shard import full_state_dict
-from torchloom.shard.leaf_modules import is_leaf, mark_leaves
+from torchloom.shard.leaf_modules import is_leaf, leaves_of, mark_leaves
 
 NUM_STEPS = 5
 
@@ -193,7 +193,7 @@ def distance(rank: int, kind: str, stage: int, way: str, micro_steps: int) -> fl
             "zero_optimization": {
                 "stage": stage,
                 "stage3_param_persistence_threshold": 0,
-                "leaf_module": {"classes": ["Experts"], "name_suffixes": ["heads"]},
+                "leaf_module": {"classes": ["Experts"], "name_suffixes": ["by_task"]},
             },
             "steps_per_print": float("inf"),
         }
@@ -248,8 +248,6 @@ def test_without_a_mark_the_error_says_what_to_mark() -> None:
 
 
 def test_what_cannot_be_marked() -> None:
-    with pytest.raises(ShardError, match="nobody calls"):
-        torchloom.leaf(nn.ModuleList([nn.Linear(2, 2)]))
     with pytest.raises(ShardError, match="marks modules"):
         torchloom.leaf("experts")
 
@@ -259,6 +257,16 @@ def test_what_cannot_be_marked() -> None:
             torchloom.leaf(model.trunk)
 
     run_ranks(2, fn)
+
+
+def test_a_marked_container_stands_for_the_module_that_reads_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Tasks())
+    torchloom.leaf(model[1].heads, model[1].heads.by_task)
+    assert leaves_of(model) == ["1.heads"]
+    alone = nn.ModuleList([nn.Linear(2, 2)])
+    torchloom.leaf(alone)
+    with pytest.raises(ShardError, match="nobody calls"):
+        leaves_of(alone)
 
 
 def test_names_in_a_config_that_no_module_has_are_told(caplog) -> None:

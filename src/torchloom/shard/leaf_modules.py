@@ -15,7 +15,7 @@ communicate are made before and behind the module's own code, on all ranks in on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -48,10 +48,11 @@ def leaf(*modules: nn.Module) -> None:
     Experts of transformers that run with `experts_implementation="eager"` and `nn.AdaptiveLogSoftmaxWithLoss` need no mark.
 
     Args:
-        modules: of one or more models that are not sharded yet. Modules inside of them are part of them.
+        modules: of one or more models that are not sharded yet. Modules inside of them are part of them. For a
+            `ModuleList` or another container that nobody calls stands the module around it.
 
     Raises:
-        ShardError: one is not a module that can be called, or is sharded already.
+        ShardError: one is not a module, or is sharded already.
 
     Example:
         >>> class Experts(torch.nn.ModuleList):
@@ -63,11 +64,6 @@ def leaf(*modules: nn.Module) -> None:
     for module in modules:
         if not isinstance(module, nn.Module):
             raise ShardError(f"leaf() marks modules, and was given {module!r}")
-        if type(module).forward is nn.Module.forward:
-            raise ShardError(
-                f"leaf() was given a {type(module).__name__}, which nobody calls: mark the module whose forward "
-                "chooses among its parts"
-            )
         if "_loom_layout" in module.__dict__:
             raise ShardError("leaf() was given a module that is sharded: mark it before")
         setattr(module, MARK, True)
@@ -109,13 +105,32 @@ def is_leaf(module: nn.Module) -> bool:
     )
 
 
-def leaves_of(model: nn.Module) -> Iterator[str]:
-    """Yield the path of each leaf module that lies in no other one."""
-    outer: list[str] = []
-    for path, module in model.named_modules():
-        if is_leaf(module) and not any(path.startswith(each) for each in outer):
-            outer.append(f"{path}." if path else "")
-            yield path
+def leaves_of(model: nn.Module) -> list[str]:
+    """Return the path of each leaf module that lies in no other one.
+
+    Raises:
+        ShardError: a container is marked that no module of the model calls.
+    """
+    modules = dict(model.named_modules())
+    marked = {_called(path, modules) for path, module in modules.items() if is_leaf(module)}
+    return [path for path in modules if path in marked and marked.isdisjoint(_around(path))]
+
+
+def _around(path: str) -> list[str]:
+    """Return the paths of the modules around one, the closest first."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:end]) for end in reversed(range(len(parts)))]
+
+
+def _called(path: str, modules: dict[str, nn.Module]) -> str:
+    """Return the path of a module, or of the closest one around it whose forward reaches a container's parts."""
+    for each in (path, *_around(path)):
+        if type(modules[each]).forward is not nn.Module.forward:
+            return each
+    raise ShardError(
+        f"{path or 'the model'} is marked as a leaf module, a {type(modules[path]).__name__} that nobody calls: mark "
+        "the module whose forward chooses among its parts"
+    )
 
 
 class Weight(NamedTuple):
