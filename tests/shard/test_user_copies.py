@@ -11,7 +11,7 @@ from torch import nn
 import torchloom
 from support.pool import run_ranks
 from torchloom.errors import ShardError
-from torchloom.shard import full_state_dict, gathered, local_shard
+from torchloom.shard import full_state_dict, gathered, local_shard, unshard
 
 
 def made() -> nn.Module:
@@ -130,3 +130,29 @@ def test_hooks_from_before_are_refused_where_the_parameter_is_cut() -> None:
         torchloom.shard_model(model, stage=1, persistence_threshold=0)
 
     run_ranks(2, run)
+
+
+def test_clones_that_keep_their_graph_stand_in_no_way() -> None:
+    def steps(stage: int | None) -> list[Any]:
+        model = made()
+        before = [each.clone() for each in model.parameters()]
+        if stage is not None:
+            torchloom.shard_model(model, stage=stage, persistence_threshold=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.arange(12)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            during = [each.clone() for each in model.parameters()]
+        if stage is not None:
+            unshard(model)
+        model(torch.arange(12)).square().sum().backward()
+        optimizer.step()
+        assert all(each.requires_grad for each in during)
+        return [each.tolist() for each in (*before, *model.parameters())]
+
+    expected = steps(None)
+    for found in run_ranks(2, lambda rank: [steps(stage) for stage in (1, 2, 3)]):
+        for stage in found:
+            for each, value in zip(stage, expected, strict=True):
+                torch.testing.assert_close(torch.tensor(each), torch.tensor(value))

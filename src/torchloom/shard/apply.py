@@ -142,9 +142,8 @@ def unshard(model: nn.Module) -> nn.Module:
     for spec in layout.sharded:
         param = param_of(modules, spec)
         whole = gather_whole(param, spec, layout.handle)
-        hold_whole(param)
         param.grad = None
-        param.data = whole
+        hold_whole(param, whole)
     _restore_classes(modules)
     COUNTED.difference_update(modules.values())
     root = ROOTS.pop(model)
@@ -263,8 +262,7 @@ def _keep_part(
     elif layout.stage > 0 and _is_mapped(data):
         data = data.clone()
     param.grad = None
-    param.data = data
-    hold_part(param, spec)
+    hold_part(param, data, spec)
 
 
 def _is_mapped(data: Tensor) -> bool:

@@ -60,8 +60,7 @@ def gathered(
         param = param_of(modules, spec)
         shards[spec.name] = param.data
         whole = _whole_of(param, spec, layout)
-        hold_whole(param)
-        param.data = whole
+        hold_whole(param, whole)
     for owner in {owner.module for spec in chosen for owner in spec.owners}:
         module = modules[owner]
         module.__class__ = getattr(type(module), ORIGINAL, type(module))
@@ -73,8 +72,7 @@ def gathered(
             param = param_of(modules, spec)
             del _WHOLE[id(param)]
             wholes.append(param.data)
-            param.data = shards[spec.name]
-            hold_part(param, spec)
+            hold_part(param, shards[spec.name], spec)
         for path, module in modules.items():
             module.__class__ = classes[path]
         if modifier_rank is not None:

@@ -143,13 +143,15 @@ class ShardParameter(_Answers, nn.Parameter, metaclass=_ComparesAsBase):
         return twin
 
 
-def hold_part(param: nn.Parameter, spec: ParamSpec) -> None:
-    """Let a parameter answer as the whole weight from now on, if its data is this rank's shard.
+def hold_part(param: nn.Parameter, data: Tensor, spec: ParamSpec) -> None:
+    """Give a parameter this rank's part as data; if that is a shard, it answers as the whole weight from now on.
 
     Args:
         param: a plain `nn.Parameter`; one of another class keeps its own answers.
+        data: what this rank keeps.
         spec: how it is kept.
     """
+    _give_data(param, data)
     if spec.mode == "sharded":
         _answer_for(param, _Facts(spec.name, torch.Size(spec.shape)))
 
@@ -160,11 +162,22 @@ def _answer_for(param: nn.Parameter, facts: _Facts) -> None:
         param.__class__ = ShardParameter
 
 
-def hold_whole(param: nn.Parameter) -> None:
-    """Make a parameter that held a shard a plain one again."""
+def hold_whole(param: nn.Parameter, data: Tensor) -> None:
+    """Give a parameter that held a shard the whole weight as data, and make it a plain one again."""
     param.__dict__.pop(_FACTS, None)
     if type(param) is ShardParameter:
         param.__class__ = nn.Parameter  # type: ignore[bad-argument-type]
+    _give_data(param, data)
+
+
+def _give_data(param: nn.Parameter, data: Tensor) -> None:
+    # A tensor that somebody computed from the parameter, such as a clone to compare with, keeps the node alive that
+    # accumulates its gradients, and the node demands gradients of the shape that the parameter had. Torch makes a new
+    # one for data of another dtype alone (VariableHooks::set_data in torch/csrc/autograd/variable.cpp).
+    if param.shape != data.shape:
+        dtype = torch.float16 if param.dtype != torch.float16 else torch.float32
+        param.data = param.data.new_empty(0, dtype=dtype)
+    param.data = data
 
 
 @functools.cache
