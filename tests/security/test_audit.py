@@ -36,7 +36,8 @@ KNOWN = {
     ): "what torch wrote to show a guard of this process, over the values that it guards",
     ("pieces/build.py", "import_module"): CONSTANT,
     ("_torch/distributed.py", "CDLL"): "a library of torch's that is loaded already",
-    ("pieces/places.py", "import_module"): TRUSTED,
+    ("serve/model/expressions.py", "eval"): TRUSTED,
+    ("serve/model/expressions.py", "import_module"): TRUSTED,
     ("pieces/plain.py", "ExtensionFileLoader"): TRUSTED,
     ("pieces/plain.py", "exec"): TRUSTED,
     ("pieces/plain.py", "spec_from_file_location"): TRUSTED,
@@ -59,6 +60,7 @@ KNOWN = {
     ("config/source.py", "import_module"): CONSTANT,
     ("config/monitors.py", "find_spec"): LOOKED_UP,
     ("last_words.py", "find_spec"): LOOKED_UP,
+    ("serve/call/live_model.py", "eval"): GENERATED,
     ("serve/call/live_model.py", "exec"): GENERATED,
     ("loop/trackers.py", "import_module"): CONSTANT,
     ("integrations/transformers/trainer.py", "from_pretrained"): USERS,
@@ -85,6 +87,7 @@ KNOWN = {
     ): "conditions on sizes that the build wrote: of this process, or of a signed entry",
     ("serve/contract/specs.py", "import_module"): TRUSTED,
     ("serve/contract/conditions.py", "eval"): GENERATED,
+    ("serve/call/conditions.py", "eval"): TRUSTED,
     ("serve/call/stitching.py", "exec"): TRUSTED,
 }
 

@@ -20,13 +20,14 @@ from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
 from torchloom.serve.contract.specs import (
     AnySpec,
     NumberSpec,
+    RecordSpec,
     Spec,
     TensorSpec,
-    leaves,
     made_of,
     spec_from_json,
     spec_of,
     spec_to_json,
+    within,
 )
 
 Gradient = Literal["inference", "no_grad", "grad"]
@@ -91,11 +92,11 @@ class Contract:
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield each tensor with the path that leads to it."""
-        return ((path, spec) for path, spec in self._leaves() if isinstance(spec, TensorSpec))
+        return ((path, spec) for path, _, spec in self.places() if isinstance(spec, TensorSpec))
 
     def numbers(self) -> Iterator[tuple[str, NumberSpec]]:
         """Yield each number that varies with the path that leads to it."""
-        return ((path, spec) for path, spec in self._leaves() if isinstance(spec, NumberSpec))
+        return ((path, spec) for path, _, spec in self.places() if isinstance(spec, NumberSpec))
 
     def floats(self) -> list[Float]:
         """Return the floats that vary."""
@@ -103,9 +104,10 @@ class Contract:
             Float(path, spec.low, spec.high) for path, spec in self.numbers() if spec.size is None
         ]
 
-    def _leaves(self) -> Iterator[tuple[str, TensorSpec | NumberSpec]]:
+    def places(self) -> Iterator[tuple[str, str, AnySpec]]:
+        """Yield each argument and all that it holds: the path that leads there, the same as Python, and the spec."""
         for name, spec in self.args.items():
-            yield from leaves(name, spec)
+            yield from within(name, name, spec)
 
     def example(
         self,
@@ -216,7 +218,8 @@ class Contract:
         return cls(args, fixed=stored["fixed"], grad=stored["grad"], training=stored["training"])
 
     def __repr__(self) -> str:
-        shown = [f"{path}: {spec}" for path, spec in self._leaves()]
+        leaves = [(path, it) for path, _, it in self.places() if not isinstance(it, RecordSpec)]
+        shown = [f"{path}: {spec}" for path, spec in leaves]
         shown += [f"{name} = {value!r}" for name, value in self.fixed.items()]
         ranges = [str(dim) for dim in self.dims.values()]
         return f"Contract({', '.join(shown)}; {', '.join(ranges) or 'nothing varies'})"

@@ -90,6 +90,12 @@ class RecordSpec:
         """Whether parts are found by place."""
         return self.kind in (list, tuple)
 
+    def step(self, key: str) -> str:
+        """Return the Python that leads to a part: `[0]`, `['key']` or `.field`."""
+        if self.is_ordered:
+            return f"[{key}]"
+        return f"[{key!r}]" if self.kind is dict else f".{key}"
+
 
 def tensor(
     *shape: Size,
@@ -198,13 +204,12 @@ def spec_of(name: str, given: Any) -> AnySpec:
 _SPECS = (TensorSpec, NumberSpec, RecordSpec)
 
 
-def leaves(path: str, spec: AnySpec) -> Iterator[tuple[str, TensorSpec | NumberSpec]]:
-    """Yield each tensor and each number with the path that leads to it."""
-    if not isinstance(spec, RecordSpec):
-        yield path, spec
-    else:
+def within(path: str, code: str, spec: AnySpec) -> Iterator[tuple[str, str, AnySpec]]:
+    """Yield an argument and all that it holds: the path that leads there, the same as Python, and the spec."""
+    yield path, code, spec
+    if isinstance(spec, RecordSpec):
         for key, each in spec.parts.items():
-            yield from leaves(f"{path}.{key}", each)
+            yield from within(f"{path}.{key}", f"{code}{spec.step(key)}", each)
 
 
 def made_of(path: str, spec: AnySpec, make: Callable[[str, TensorSpec | NumberSpec], Any]) -> Any:
@@ -219,17 +224,6 @@ def made_of(path: str, spec: AnySpec, make: Callable[[str, TensorSpec | NumberSp
         return make(path, spec)
     parts = {key: made_of(f"{path}.{key}", each, make) for key, each in spec.parts.items()}
     return spec.kind(parts.values()) if spec.is_ordered else spec.kind(**parts)
-
-
-def steps_to(spec: AnySpec, path: str) -> str:
-    """Return the Python that leads from an argument to a part of it: `['caches'][0].length`."""
-    found = ""
-    for part in path.split(".") if path else ():
-        assert isinstance(spec, RecordSpec)
-        step = f"[{part}]" if spec.is_ordered else f".{part}"
-        found += f"[{part!r}]" if spec.kind is dict else step
-        spec = spec.parts[part]
-    return found
 
 
 def spec_to_json(spec: AnySpec) -> dict[str, Any]:
