@@ -34,7 +34,6 @@ KNOWN = {
         "_torch/dispatch.py",
         "eval",
     ): "what torch wrote to show a guard of this process, over the values that it guards",
-    ("pieces/build.py", "import_module"): CONSTANT,
     ("_torch/distributed.py", "CDLL"): "a library of torch's that is loaded already",
     ("serve/model/expressions.py", "eval"): TRUSTED,
     ("serve/model/expressions.py", "import_module"): TRUSTED,

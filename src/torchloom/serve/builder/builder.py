@@ -15,12 +15,10 @@ from typing import Any
 from torchloom.errors import ProofError, ServeError, TorchloomError
 from torchloom.pieces.build import StopBuild
 from torchloom.serve.builder.buckets import bucket_programs
-from torchloom.serve.builder.compare.compare import check_order
 from torchloom.serve.builder.compare.differences import Difference
 from torchloom.serve.builder.compare.program_check import (
     check_state,
     difference_in_box,
-    may_share_tensors,
 )
 from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
@@ -273,11 +271,6 @@ class Builder:
         is_checked = self.options.check == "edges"
         if is_checked and (found := difference_in_box(self.target, self.contract, variant)):
             return self._with_traces(self._without_size(box, *found), traced), None
-        if is_checked:
-            with gradient_mode_of(self.contract):
-                check_order(self.target, self.contract, box.largest, without)
-        if not is_checked or not may_share_tensors(self.target, self.contract, variant):
-            variant.asked = [*variant.asked, ["apart"]]
         variant.forget_recordings()
         counter.num_compiles += 1
         return [], variant

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -158,21 +157,6 @@ class Contract:
         args = {name: made_of(name, spec, make) for name, spec in self.args.items()}
         return {**args, **self.fixed}
 
-    def alike(self, without: Collection[str] = ()) -> list[tuple[str, ...]]:
-        """Return the names of tensor arguments that one tensor can stand for together.
-
-        The first of each group is the one whose examples suit the others.
-
-        Args:
-            without: paths of optional tensors that are None.
-        """
-        groups: dict[TensorSpec, list[str]] = {}
-        # What is filled by hand first, and then by the number of values: few values suit all.
-        for name, spec in sorted(self.args.items(), key=_few_values_first):
-            if isinstance(spec, TensorSpec) and name not in without:
-                groups.setdefault(replace(spec, optional=False, below=0), []).append(name)
-        return [tuple(names) for names in groups.values() if len(names) > 1]
-
     def names_at(self, places: Mapping[str, Iterable[int]]) -> tuple[str, ...]:
         """Return the names of the dims at places like {"ids": [0]}.
 
@@ -223,11 +207,6 @@ class Contract:
         shown += [f"{name} = {value!r}" for name, value in self.fixed.items()]
         ranges = [str(dim) for dim in self.dims.values()]
         return f"Contract({', '.join(shown)}; {', '.join(ranges) or 'nothing varies'})"
-
-
-def _few_values_first(item: tuple[str, AnySpec]) -> tuple[bool, int]:
-    spec = item[1]
-    return (spec.fill is None, spec.below) if isinstance(spec, TensorSpec) else (True, 0)
 
 
 def _is_plain(value: Any) -> bool:

@@ -70,33 +70,6 @@ def difference_in_box(
     return None
 
 
-def may_share_tensors(target: Target, contract: Contract, variant: Variant) -> bool:
-    """Say whether tensors that look alike may be one object: whether the model then does the same.
-
-    Args:
-        target: the model; it is what it was before.
-        contract: what arguments look like.
-        variant: the program.
-    """
-    if variant.writes or ["apart"] in variant.asked:
-        return True  # calls are asked already
-    filled = {path for path, spec in contract.tensors() if spec.fill is not None}
-    groups = contract.alike(variant.without)
-    if any(filled & set(group) for group in groups):
-        return False  # the values of one may be none of another's
-    try:
-        with gradient_mode_of(contract):
-            return not any(
-                differences_at(
-                    *(target, contract, variant.run, variant.box.largest, variant.without),
-                    one_object=group,
-                )
-                for group in groups
-            )
-    except Exception:  # noqa: BLE001 - forward may raise anything for one tensor in two arguments
-        return False
-
-
 def _trials(contract: Contract, box: Box) -> Iterator[dict[str, Any]]:
     """Yield sizes, and floats that vary, at which a program is compared with the model."""
     floats, draw = contract.floats(), random.Random(0)
