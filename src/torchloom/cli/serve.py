@@ -260,7 +260,7 @@ def _entry(name: str, entry: Mapping[str, Any]) -> str:
     lines = [f"{name}  {factors['model']}{called}", f"    for {machine}"]
     lines.append(f"    contract: {', '.join(dims) or 'nothing varies'}")
     lines += [
-        f"    program for {Box.from_json(each['box'])}: {len(each['stitching']['steps'])} graphs, "
+        f"    program for {Box.from_json(each['box'])}: {each['num_calls']} graphs, "
         f"{len(each['pieces'])} of them different"
         for each in entry["variants"]
     ]

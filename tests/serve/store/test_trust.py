@@ -82,9 +82,11 @@ class Case:
         pickled = pickle.dumps(Boom(self.marker))
         text = f"torch.save([], {str(self.marker)!r})\ndef call(args): return args\n"
         if kind == "shell":
-            variant["shell"] = self.put(b"p" + pickled)
+            variant["code"] = self.put(pickle.dumps((b"p" + pickled, None, ())))
         elif kind == "dynamo's shell":
-            variant["shell"] = self.put(b"d" + pickled)
+            variant["code"] = self.put(pickle.dumps((b"d" + pickled, None, ())))
+        elif kind == "code":
+            variant["code"] = self.put(pickled)
         elif kind == "graph":
             piece["graph"] = self.put(pickled)
         elif kind == "artifact":
@@ -96,9 +98,6 @@ class Case:
             piece["kernels"] = dict.fromkeys(piece["kernels"], kernel)
         elif kind == "constants":
             piece["constants"] = self.put(pickled)
-        elif kind == "stitching":
-            slot = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
-            variant["stitching"]["results"] = [[f"0, {slot}, v0", None]]
         elif kind == "facts":
             call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
             print_ = {"facts": {call: ""}}
@@ -119,15 +118,15 @@ class Case:
 
 KINDS = {
     "eager": [
-        *("shell", "dynamo's shell", "graph", "facts", "files", "contract", "stitching"),
-        *("checks", "asked"),
+        *("shell", "dynamo's shell", "graph", "facts", "files", "contract"),
+        *("checks", "asked", "code"),
     ],
     "inductor": ["artifact", "source", "shared object", "constants"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]
 RUNS_ONCE_TRUSTED = {
     *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "files"),
-    *("checks", "facts", "asked"),
+    *("checks", "facts", "asked", "code"),
 }
 
 
@@ -230,7 +229,7 @@ def objects_of(case: Case) -> list[Path]:
         name
         for variant in case.read()["variants"]
         for name in (
-            variant["shell"],
+            variant["code"],
             *(n for piece in variant["pieces"] for n in object_names(piece)),
         )
     }
@@ -334,7 +333,7 @@ def test_another_key_is_another_user_until_the_store_is_trusted(case, tmp_path, 
 def test_what_is_damaged_is_not_signed_and_what_is_shown_steers_no_terminal(case, monkeypatch):
     content = case.read()
     content["factors"]["model"] = "\x1b[2Jmodel"
-    content["variants"][0]["shell"] = "../../../etc/passwd"
+    content["variants"][0]["code"] = "../../../etc/passwd"
     case.write(content)
     done = CliRunner().invoke(make_app("serve"), ["serve", "trust", "--yes", str(case.root)])
     assert done.exit_code != 0

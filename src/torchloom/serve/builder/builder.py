@@ -8,6 +8,7 @@ contract ──boxes──▶ trace ──guards──▶ prove ──pieces─�
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -134,14 +135,13 @@ def _add_stored(
     ]
     try:
         variant.stored = {
-            "shell": traced.graph.shell.to_bytes(),
-            "stitching": divided.stitching.to_json(),
+            "code": pickle.dumps((traced.graph.shell.to_bytes(), divided.stitching, variant.looks)),
             "pieces": [each.stored for each in lowered],
             **how,
             "traced": (traced.first_box or traced.box).to_json(),
             "graph": traced.digest,
         }
-    except TypeError as error:
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
         reasons.append(str(error))
     variant.why_not_stored = "; ".join(reasons)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +26,9 @@ from torchloom.pieces.shell import Shell
 from torchloom.serve.call.eager import why_enforced
 from torchloom.serve.call.padded import Padded
 from torchloom.serve.call.program import OutOfRange, Program
-from torchloom.serve.call.stitching import Stitching, assembled
+from torchloom.serve.call.stitching import assembled
 from torchloom.serve.call.variant import Variant
-from torchloom.serve.call.weight_checks import looks_from, with_weight_check
+from torchloom.serve.call.weight_checks import with_weight_check
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
@@ -117,14 +118,14 @@ def _variants(
         return done[known]
 
     for stored, fingerprint in zip(entry["variants"], fingerprints, strict=True):
-        stitching, looks = Stitching.from_json(stored["stitching"]), looks_from(stored["looks"])
+        shell, stitching, looks = pickle.loads(store.get(stored["code"]))
         compiled, recorded = assembled(
             stitching,
             [call(piece) for piece in stored["pieces"]],
             *(stored["recorded"], stored["fixed"], stored["written"]),
         )
-        shell = Shell.from_bytes(store.get(stored["shell"]))
-        run = shell.around(with_weight_check(compiled, looks), target.call)
+        around = Shell.from_bytes(shell).around
+        run = around(with_weight_check(compiled, looks), target.call)
         if padded := stored.get("padded"):
             axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
             run = Padded(run, target, contract, contract.dims[padded["dim"]], padded["size"], axes)
@@ -134,7 +135,7 @@ def _variants(
             run,
             fingerprint,
             pieces=tuple(stored["digests"]),
-            num_calls=len(stitching.steps),
+            num_calls=stored["num_calls"],
             writes=stored["writes"],
             recorded=recorded,
             told=tuple(stored["verdicts"]),
@@ -148,7 +149,7 @@ def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
     """Store the objects of a program for one box, and return what an entry says of it."""
     return {
         **variant.stored,
-        "shell": store.put(variant.stored["shell"]),
+        "code": store.put(variant.stored["code"]),
         "fingerprint": store.put(variant.fingerprint.to_bytes()),
         "box": variant.box.to_json(),
         "checks": variant.checks,
@@ -157,7 +158,7 @@ def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
         "digests": variant.pieces,
         "writes": variant.writes,
         "verdicts": variant.assumed,
-        "looks": variant.looks,
+        "num_calls": variant.num_calls,
     }
 
 
@@ -170,7 +171,7 @@ def _objects(entry: Mapping[str, Any]) -> set[str]:
     """Return the names of all objects that a program is made of."""
     found = set()
     for stored in entry["variants"]:
-        found |= {stored["shell"], stored["fingerprint"]}
+        found |= {stored["code"], stored["fingerprint"]}
         for piece in stored["pieces"]:
             found |= object_names(piece)
     return found
