@@ -28,7 +28,7 @@ from torchloom._torch.standalone import (
     watched_libraries,
 )
 from torchloom.errors import ServeError
-from torchloom.pieces.plain import PlainGraph, plain_graph, run_plain, with_suffix
+from torchloom.pieces.plain import PlainGraph, as_library, plain_graph, run_plain
 from torchloom.pieces.reduced import NotPlainError
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def load_piece(content: bytes, kernels: Mapping[str, bytes]) -> Call:
         library = kernels.get(key)
         if library is None:
             raise LookupError(f"a shared object is missing ({kind}, {key[:12]})")
-        return key, partial(with_suffix, library)
+        return key, partial(as_library, library)
 
     with given_libraries(find):
         return load_artifact(content)
