@@ -106,8 +106,7 @@ class Case:
             print_ = {"facts": {}, "files": {"hostile.part": ""}}
             variant["fingerprint"] = self.put(json.dumps(print_).encode())
         elif kind == "contract":
-            ((_, spec),) = content["factors"]["contract"]["args"]
-            spec.update(kind="hostile:Kind", parts=[])
+            content["contract"] = pickled.hex()
         elif kind == "checks":
             variant["checks"] = [f"__import__('pathlib').Path({str(self.marker)!r}).touch() or 1"]
         elif kind == "asked":

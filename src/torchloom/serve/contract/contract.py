@@ -8,6 +8,7 @@ A contract is read twice: when a program is built (examples of any size are made
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from torchloom.errors import ContractError
-from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
+from torchloom.serve.contract.dims import Derived, Dim, Float, Size
 from torchloom.serve.contract.specs import (
     AnySpec,
     NumberSpec,
@@ -23,9 +24,7 @@ from torchloom.serve.contract.specs import (
     Spec,
     TensorSpec,
     made_of,
-    spec_from_json,
     spec_of,
-    spec_to_json,
     within,
 )
 
@@ -173,33 +172,46 @@ class Contract:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as texts and numbers; `from_json` reads it again."""
+        """Return what tells one contract from another, as texts."""
         return {
-            "args": [[name, spec_to_json(spec)] for name, spec in self.args.items()],
-            "dims": {name: dim_to_json(dim) for name, dim in self.dims.items()},
+            "args": [[code, spec.words()] for _, code, spec in self.places()],
+            "dims": [str(dim) for dim in self.dims.values()],
             "fixed": {
                 name: value if _is_plain(value) else f"<{type(value).__qualname__}>"
                 for name, value in self.fixed.items()
             },
-            "is whole": all(map(_is_plain, self.fixed.values())),
             "grad": self.grad,
             "training": self.training,
         }
 
+    def to_text(self) -> str:
+        """Return it for another process; nothing where it holds what only this one has."""
+        if not all(map(_is_plain, self.fixed.values())):
+            return ""
+        try:
+            return pickle.dumps(self).hex()
+        except (pickle.PicklingError, AttributeError, TypeError):  # a class within a function
+            return ""
+
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Contract:
-        """Return what `to_json` wrote.
+    def from_text(cls, content: str) -> Contract:
+        """Return what `to_text` wrote, in this process or one whose signature holds.
 
         Raises:
-            ContractError: it fixed a value that could not be written down.
+            ContractError: it could not be written down, or the class of an argument cannot be imported.
         """
-        if not stored["is whole"]:
+        if not content:
             raise ContractError(
                 "the stored contract fixes arguments that are no numbers or texts: give the contract"
             )
-        dims = {name: Dim(name, *ends) for name, ends in stored["dims"].items()}
-        args = {name: spec_from_json(spec, dims) for name, spec in stored["args"]}
-        return cls(args, fixed=stored["fixed"], grad=stored["grad"], training=stored["training"])
+        try:
+            found = pickle.loads(bytes.fromhex(content))
+        except (ImportError, AttributeError) as error:
+            raise ContractError(
+                f"the stored contract has an argument of a class that cannot be imported ({error}): give the contract"
+            ) from error
+        found.is_of_call = False
+        return found
 
     def __repr__(self) -> str:
         leaves = [(path, it) for path, _, it in self.places() if not isinstance(it, RecordSpec)]
