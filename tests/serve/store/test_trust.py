@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -20,7 +21,6 @@ from serve.models import Plain, made, rows
 from torchloom.cli import make_app
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Store, build, counter, load
-from torchloom.serve.store.entries import object_names
 from torchloom.serve.store.signing_key import SigningKey
 
 
@@ -90,14 +90,17 @@ class Case:
         elif kind == "graph":
             piece["graph"] = self.put(pickled)
         elif kind == "artifact":
-            variant["pieces"] = [{"kernels": {}, "compiled": self.put(pickled)}]
-        elif kind == "source":
-            piece["source"] = self.put(text.encode(), ".py")
-        elif kind == "shared object":
-            kernel = self.put(hostile_object(self.marker, self.folder), ".so")
-            piece["kernels"] = dict.fromkeys(piece["kernels"], kernel)
-        elif kind == "constants":
-            piece["constants"] = self.put(pickled)
+            variant["pieces"] = [{"compiled": self.put(pickled)}]
+        elif kind == "plain":
+            piece["plain"] = self.put(pickled)
+        elif kind in ("source", "shared object"):
+            plain = pickle.loads(Store(self.root).get(piece["plain"]))
+            kernel = hostile_object(self.marker, self.folder)
+            edit = {
+                "source": {"source": text},
+                "shared object": {"kernels": dict.fromkeys(plain.kernels, kernel)},
+            }
+            piece["plain"] = self.put(pickle.dumps(dataclasses.replace(plain, **edit[kind])))
         elif kind == "facts":
             call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
             print_ = {"facts": {call: ""}}
@@ -120,12 +123,12 @@ KINDS = {
         *("shell", "dynamo's shell", "graph", "facts", "files", "contract"),
         *("checks", "asked", "code"),
     ],
-    "inductor": ["artifact", "source", "shared object", "constants"],
+    "inductor": ["artifact", "source", "shared object", "plain"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]
 RUNS_ONCE_TRUSTED = {
     *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "files"),
-    *("checks", "facts", "asked", "code"),
+    *("checks", "facts", "asked", "code", "plain"),
 }
 
 
@@ -223,19 +226,16 @@ def test_a_flipped_bit_in_any_file_is_a_miss_with_a_reason_and_the_next_build_me
 
 
 def objects_of(case: Case) -> list[Path]:
-    """Return the files of what the program is made of, those whose names every build gives them first."""
+    """Return the files of what the program is made of."""
     names = {
         name
         for variant in case.read()["variants"]
         for name in (
             variant["code"],
-            *(n for piece in variant["pieces"] for n in object_names(piece)),
+            *(name for piece in variant["pieces"] for name in piece.values()),
         )
     }
-    return [
-        case.root / "objects" / name[:2] / name
-        for name in sorted(names, key=lambda name: (not Path(name).suffix, name))
-    ]
+    return [case.root / "objects" / name[:2] / name for name in sorted(names)]
 
 
 def at(case: Case, place: str) -> Path:
