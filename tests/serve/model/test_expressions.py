@@ -31,6 +31,8 @@ SCOPE = {
         ("G['__builtins_dict___6']['len']", "module('builtins').__dict__['len']", len),
         ("___tuple_iterator_getitem(L['iterator'], 1)", None, 5),
         ("___odict_getitem(L['ordered'], 'x')", None, 5),
+        ("__import__('math').pi", "module('math').pi", 3.141592653589793),
+        ("torch.float32", "module('torch').float32", torch.float32),
         ("G['json'].tool", "G['json'].tool", None),
     ],
 )

@@ -102,7 +102,7 @@ class Case:
             }
             piece["plain"] = self.put(pickle.dumps(dataclasses.replace(plain, **edit[kind])))
         elif kind == "facts":
-            call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
+            call = f"module('pathlib').Path({str(self.marker)!r}).touch()"
             print_ = {"facts": {call: ""}}
             variant["fingerprint"] = self.put(json.dumps(print_).encode())
         elif kind == "files":

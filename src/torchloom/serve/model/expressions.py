@@ -51,7 +51,7 @@ def _keys(value: dict[Any, Any]) -> Any:
     return OrderedDict.keys(value) if isinstance(value, OrderedDict) else dict.keys(value)
 
 
-_BUILTINS = (dict, getattr, hasattr, int, list, object, slice, type, __import__)
+_BUILTINS = (dict, getattr, hasattr, int, list, object, slice, type)
 NAMES: Mapping[str, Any] = {
     "__builtins__": {},
     **{each.__name__: each for each in _BUILTINS},
@@ -67,13 +67,13 @@ NAMES: Mapping[str, Any] = {
     "___dataclass_fields": dataclasses.fields,
 }
 """What expressions may name besides `L` and `G`: Dynamo's names, and those of `portable` and of questions."""
-_ROOTS = frozenset({"L", "G", "torch", "__import__", "module", "default_device"})
+_ROOTS = frozenset({"L", "G", "torch", "module", "default_device"})
 _NOWHERE = re.compile(
     r"___get_current_stream\(|___get_torch_function_mode_stack_at\(|.*___unnamed_scope_"
 )
 """Expressions for what belongs to whoever calls, and for globals of functions that were made by `exec`, such as those of
 named tuples: the class that they belong to has an expression of its own."""
-_GLOBAL = re.compile(r"\bG\['(\w+)'\]")
+_ROOT = re.compile(r"\bG\['(\w+)'\]|^(torch)(?=\.)|__import__\('(\w+)[\w.]*'\)")
 _VARIABLE = re.compile(r".+environ\._data\[(b'[^']*')\]")
 
 
@@ -111,13 +111,15 @@ def portable(source: str, modules: Mapping[str, str], value_of: Callable[[str], 
         return f"setting({os.fsdecode(ast.literal_eval(variable[1]))!r})"
 
     def spelled(found: re.Match[str]) -> str:
-        name = found[1]
+        name, module = found[1], found[2] or found[3]
+        if module:
+            return f"module({module!r})"
         if name.startswith("__builtins_dict__"):
             return "module('builtins').__dict__"
         return f"module({modules[name]!r})" if name in modules else found[0]
 
     try:
-        tree = ast.parse(_GLOBAL.sub(spelled, source.replace("dict.keys(", "keys(")), mode="eval")
+        tree = ast.parse(_ROOT.sub(spelled, source.replace("dict.keys(", "keys(")), mode="eval")
     except SyntaxError:
         return None
     if _ROOTS.isdisjoint(each.id for each in ast.walk(tree) if isinstance(each, ast.Name)):

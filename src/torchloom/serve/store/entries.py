@@ -116,12 +116,12 @@ def _variants(
 
     for stored, fingerprint in zip(entry["variants"], fingerprints, strict=True):
         shell, stitching, looks = pickle.loads(store.get(stored["code"]))
+        around = Shell.from_bytes(shell).around
         compiled, recorded = assembled(
             stitching,
             [call(piece) for piece in stored["pieces"]],
             *(stored["recorded"], stored["fixed"], stored["written"]),
         )
-        around = Shell.from_bytes(shell).around
         run = around(with_weight_check(compiled, looks), target.call)
         if padded := stored.get("padded"):
             axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
