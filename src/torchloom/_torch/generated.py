@@ -8,16 +8,6 @@ import torch
 
 from torchloom import envs
 
-SELECT_ALGORITHM = "torch._inductor.select_algorithm"
-"""The module of which generated text takes `extern_kernels`; it imports all of Inductor's lowerings."""
-MEMORY_PLANNING = "torch._inductor.codegen.memory_planning"
-"""The module of which it takes `_align`."""
-GRAPH = "torch._inductor.graph"
-"""The module whose `GraphLowering` is told of code that is loaded."""
-DECOMPOSITION = "torch._inductor.decomposition"
-"""The module of which loading takes `select_decomp_table`."""
-DEBUG = "torch._inductor.debug"
-"""The module whose `RECORD_GRAPH_EXECUTION` each call of a compiled graph reads."""
 DYNAMO_UTILS = "torch._dynamo.utils"
 """The module of which Dynamo's bytecode takes functions that ask a tensor for a size."""
 

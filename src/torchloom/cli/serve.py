@@ -22,7 +22,7 @@ from torchloom import envs
 from torchloom.cli.processes import interpreter, load_file
 from torchloom.cli.terminal import doing, printable
 from torchloom.errors import ServeError
-from torchloom.serve import Box, Contract, Dim, Program, Store, build, counter
+from torchloom.serve import Box, Contract, Program, Store, build, counter
 from torchloom.serve.call.variant import shown_variant
 from torchloom.serve.model.target import Target
 from torchloom.serve.store.entries import describe_entry, faults_of
@@ -256,11 +256,11 @@ def _entry(name: str, entry: Mapping[str, Any]) -> str:
     factors = entry["factors"]
     machine = ", ".join(f"{key} {value}" for key, value in factors["machine"].items())
     called = f" ({factors['name']!r})" if factors["name"] else ""
-    dims = [str(Dim(key, *ends)) for key, ends in factors["contract"]["dims"].items()]
+    dims = factors["contract"]["dims"]
     lines = [f"{name}  {factors['model']}{called}", f"    for {machine}"]
     lines.append(f"    contract: {', '.join(dims) or 'nothing varies'}")
     lines += [
-        f"    program for {Box.from_json(each['box'])}: {len(each['stitching']['steps'])} graphs, "
+        f"    program for {Box.from_json(each['box'])}: {each['num_calls']} graphs, "
         f"{len(each['pieces'])} of them different"
         for each in entry["variants"]
     ]

@@ -3,36 +3,21 @@
 Inductor stores generated source and builds it again where it is loaded. Here the shared objects that it
 built are part of what is stored, so loading needs no C++ compiler and builds nothing. Most graphs are `plain`:
 they do not need the compiler's modules either.
-
-The wrappers of the others ask `torch._inductor.select_algorithm` for `extern_kernels`, which are plain functions of torch,
-and with it for all of Inductor's lowerings: a second and a half. While a stored graph is loaded, such modules are
-stand-ins that know the names which are asked for, and import the real module for any other.
+The wrappers of the others import Inductor's lowerings where they are loaded, which takes a second and a half.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import sys
-import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
-from torchloom._torch.generated import (
-    DEBUG,
-    DECOMPOSITION,
-    GRAPH,
-    MEMORY_PLANNING,
-    SELECT_ALGORITHM,
-)
 from torchloom._torch.standalone import (
     WantsConstantError,
     before_codegen,
@@ -43,89 +28,10 @@ from torchloom._torch.standalone import (
     watched_libraries,
 )
 from torchloom.errors import ServeError
-from torchloom.pieces.plain import PlainGraph, plain_graph, run_plain, with_suffix
+from torchloom.pieces.plain import PlainGraph, as_library, plain_graph, run_plain
 from torchloom.pieces.reduced import NotPlainError
 
 log = logging.getLogger(__name__)
-
-
-_KERNELS = {"mm": torch.mm, "addmm": torch.addmm, "bmm": torch.bmm, "baddbmm": torch.baddbmm}
-"""What Inductor registers under these names, as it stands in `kernel/mm.py` and `kernel/bmm.py`."""
-
-
-class _Kernels:
-    """Stands for `extern_kernels`; a name that is not known is looked up in the real one, once."""
-
-    def __init__(self) -> None:
-        self.__dict__.update(_KERNELS)
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(_real(SELECT_ALGORITHM).extern_kernels, name)
-        setattr(self, name, kernel)
-        return kernel
-
-
-def _align(nbytes: Any) -> Any:
-    return _real(MEMORY_PLANNING)._align(nbytes)
-
-
-def _select_decomp_table() -> Any:
-    return _real(DECOMPOSITION).select_decomp_table()
-
-
-class _Lowering:
-    """Stands for `GraphLowering`, of which loading calls one method, a hook for logs."""
-
-    @staticmethod
-    def save_output_code(code: str) -> None:
-        """Hand the code to whoever listens at the real class; nobody can before it is imported."""
-
-
-class _Stand(types.ModuleType):
-    """Stands for a module; a name that it does not know is the real module's."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_real(self.__name__), name)
-
-
-@contextmanager
-def light_imports() -> Iterator[None]:
-    """Let wrappers that are loaded meanwhile do without Inductor's lowerings."""
-    stands = {
-        SELECT_ALGORITHM: {"extern_kernels": _Kernels()},
-        MEMORY_PLANNING: {"_align": _align},
-        GRAPH: {"GraphLowering": _Lowering},
-        DECOMPOSITION: {"select_decomp_table": _select_decomp_table},
-    }
-    put = {}
-    for name, content in stands.items():
-        if name not in sys.modules:
-            put[name] = _Stand(name)
-            put[name].__dict__.update(content)
-    sys.modules.update(put)
-    package, _, name = DEBUG.rpartition(".")
-    inductor = import_module(package)
-    if not hasattr(inductor, name):
-        # Each call reads it. Nothing is recorded before the module itself is imported, which then takes
-        # this place.
-        stand = _Stand(DEBUG)
-        stand.__dict__["RECORD_GRAPH_EXECUTION"] = False
-        setattr(inductor, name, stand)
-    try:
-        yield
-    finally:
-        for name, stand in put.items():
-            if sys.modules.get(name) is stand:
-                del sys.modules[name]
-
-
-def _real(name: str) -> Any:
-    """Return the module itself, also where a stand-in has its place."""
-    if isinstance(sys.modules.get(name), _Stand):
-        del sys.modules[name]
-    return import_module(name)
 
 
 Call = Callable[..., Any]
@@ -222,9 +128,9 @@ def load_piece(content: bytes, kernels: Mapping[str, bytes]) -> Call:
         library = kernels.get(key)
         if library is None:
             raise LookupError(f"a shared object is missing ({kind}, {key[:12]})")
-        return key, partial(with_suffix, library)
+        return key, partial(as_library, library)
 
-    with given_libraries(find), light_imports():
+    with given_libraries(find):
         return load_artifact(content)
 
 

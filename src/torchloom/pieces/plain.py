@@ -8,11 +8,8 @@ the compiler (1.4 s). Graphs that need more than that are run the way torch runs
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
-import itertools
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -29,36 +26,17 @@ from torchloom._torch.generated import tell_kernels
 from torchloom._torch.standalone import generated_code
 from torchloom.pieces.reduced import GIVEN, NotPlainError, names_in, reduced
 
-_NUMBERS = itertools.count(1)
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-
 
 @contextmanager
-def in_memory(content: bytes) -> Iterator[str]:
-    """Let bytes be a file that nobody can change, and that no folder holds; yield a path to load it by.
+def as_library(content: bytes) -> Iterator[str]:
+    """Let bytes be a shared object in a folder that no other user can enter; yield its path.
 
-    The path is one that no load was given before: the dynamic loader takes an object that it knows by the
-    same path for the same object, and descriptors are numbered anew.
+    Each has a folder of its own: the dynamic loader takes an object that it knows by the same path for the same object.
     """
-    handle = os.memfd_create("loom-library", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with os.fdopen(os.dup(handle), "wb") as file:
-            file.write(content)
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
-        # "/" and "./" lead nowhere, so they can spell a number.
-        spelled = "".join("./" if bit == "1" else "/" for bit in f"{next(_NUMBERS):b}")
-        yield f"/proc/self/{spelled}fd/{handle}"
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def with_suffix(content: bytes) -> Iterator[str]:
-    """Do the same with a path that ends in `.so`, for loaders that go by it: a link in a folder of our own."""
-    with in_memory(content) as path, tempfile.TemporaryDirectory(prefix="torchloom-") as folder:
-        link = Path(folder, "loaded.so")
-        link.symlink_to(path)
-        yield str(link)
+    with tempfile.TemporaryDirectory(prefix="torchloom-") as folder:
+        path = Path(folder, "loaded.so")
+        path.write_bytes(content)
+        yield str(path)
 
 
 Call = Callable[..., Any]
@@ -168,7 +146,7 @@ def _kernel(content: bytes) -> Call:
     if name not in sys.modules:
         tell_kernels()
         try:
-            with in_memory(content) as path:
+            with as_library(content) as path:
                 loader = ExtensionFileLoader(name, path)
                 spec = importlib.util.spec_from_file_location(name, path, loader=loader)
                 assert spec is not None, "given with its loader"

@@ -125,7 +125,7 @@ class _ExternKernels(ast.NodeTransformer):
 class _Unasserted(ast.NodeTransformer):
     """Leaves out comparisons of inputs that are known to be what they were.
 
-    `assert_size_stride(arg1_1, (8,), (1,), 'input')`, and of several in one call since torch 2.15.
+    `assert_size_stride(arg1_1, (8,), (1,), 'input')`. Calls that compare several tensors, since torch 2.15, stay.
     """
 
     def __init__(self, known: Collection[int]) -> None:
@@ -148,24 +148,7 @@ class _Unasserted(ast.NodeTransformer):
         match node.value:
             case ast.Call(ast.Name("assert_size_stride"), [ast.Name(name), *_]):
                 return None if name in self._names else node
-            case ast.Call(ast.Name("assert_size_stride_grouped") as function, args):
-                return self._fewer(node, function, args)
         return node
-
-    def _fewer(self, node: ast.Expr, function: ast.Name, args: list[ast.expr]) -> ast.AST | None:
-        lists = [each.elts for each in args[:3] if isinstance(each, ast.Tuple)]
-        if len(lists) != 3 or len(set(map(len, lists))) != 1:
-            return node
-        rows = [
-            row
-            for row in zip(*lists, strict=True)
-            if not (isinstance(row[0], ast.Name) and row[0].id in self._names)
-        ]
-        if not rows:
-            return None
-        kept = [ast.Tuple(list(column), ast.Load()) for column in zip(*rows, strict=True)]
-        call = ast.Call(function, [*kept, *args[3:]], [])
-        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
 
 
 def _is_kernel(statement: ast.stmt) -> bool:

@@ -45,7 +45,7 @@ print("compiler" if "torch._dynamo" in sys.modules or "torch._inductor" in sys.m
 def stored(program: Program) -> list[str]:
     """Return in which form each piece is stored."""
     pieces = [piece for variant in program.variants for piece in variant.stored["pieces"]]
-    return ["plain" if "source" in piece else "torch" for piece in pieces]
+    return ["plain" if "plain" in piece else "torch" for piece in pieces]
 
 
 @pytest.mark.parametrize(("kinds", "form"), [(PLAIN, "plain"), (TORCH, "torch")])

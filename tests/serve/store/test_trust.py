@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -20,7 +21,6 @@ from serve.models import Plain, made, rows
 from torchloom.cli import make_app
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Store, build, counter, load
-from torchloom.serve.store.entries import object_names
 from torchloom.serve.store.signing_key import SigningKey
 
 
@@ -82,35 +82,34 @@ class Case:
         pickled = pickle.dumps(Boom(self.marker))
         text = f"torch.save([], {str(self.marker)!r})\ndef call(args): return args\n"
         if kind == "shell":
-            variant["shell"] = self.put(b"p" + pickled)
+            variant["code"] = self.put(pickle.dumps((b"p" + pickled, None, ())))
         elif kind == "dynamo's shell":
-            variant["shell"] = self.put(b"d" + pickled)
+            variant["code"] = self.put(pickle.dumps((b"d" + pickled, None, ())))
+        elif kind == "code":
+            variant["code"] = self.put(pickled)
         elif kind == "graph":
             piece["graph"] = self.put(pickled)
         elif kind == "artifact":
-            variant["pieces"] = [{"kernels": {}, "compiled": self.put(pickled)}]
-        elif kind == "source":
-            piece["source"] = self.put(text.encode(), ".py")
-        elif kind == "shared object":
-            kernel = self.put(hostile_object(self.marker, self.folder), ".so")
-            piece["kernels"] = dict.fromkeys(piece["kernels"], kernel)
-        elif kind == "constants":
-            piece["constants"] = self.put(pickled)
-        elif kind == "stitching":
-            slot = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
-            variant["stitching"]["results"] = [[f"0, {slot}, v0", None]]
+            variant["pieces"] = [{"compiled": self.put(pickled)}]
+        elif kind == "plain":
+            piece["plain"] = self.put(pickled)
+        elif kind in ("source", "shared object"):
+            plain = pickle.loads(Store(self.root).get(piece["plain"]))
+            kernel = hostile_object(self.marker, self.folder)
+            edit = {
+                "source": {"source": text},
+                "shared object": {"kernels": dict.fromkeys(plain.kernels, kernel)},
+            }
+            piece["plain"] = self.put(pickle.dumps(dataclasses.replace(plain, **edit[kind])))
         elif kind == "facts":
-            call = f"__import__('pathlib').Path({str(self.marker)!r}).touch()"
-            steps = [["module", "os"], ["attribute", "system"], ["applied", "call"]]
-            facts = {call: {"place": call, "was": ""}, "os": {"place": steps, "was": ""}}
-            print_ = {"facts": facts}
+            call = f"module('pathlib').Path({str(self.marker)!r}).touch()"
+            print_ = {"facts": {call: ""}}
             variant["fingerprint"] = self.put(json.dumps(print_).encode())
         elif kind == "files":
             print_ = {"facts": {}, "files": {"hostile.part": ""}}
             variant["fingerprint"] = self.put(json.dumps(print_).encode())
         elif kind == "contract":
-            ((_, spec),) = content["factors"]["contract"]["args"]
-            spec.update(kind="hostile:Kind", parts=[])
+            content["contract"] = pickled.hex()
         elif kind == "checks":
             variant["checks"] = [f"__import__('pathlib').Path({str(self.marker)!r}).touch() or 1"]
         elif kind == "asked":
@@ -121,15 +120,15 @@ class Case:
 
 KINDS = {
     "eager": [
-        *("shell", "dynamo's shell", "graph", "facts", "files", "contract", "stitching"),
-        *("checks", "asked"),
+        *("shell", "dynamo's shell", "graph", "facts", "files", "contract"),
+        *("checks", "asked", "code"),
     ],
-    "inductor": ["artifact", "source", "shared object", "constants"],
+    "inductor": ["artifact", "source", "shared object", "plain"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]
 RUNS_ONCE_TRUSTED = {
     *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "files"),
-    "checks",
+    *("checks", "facts", "asked", "code", "plain"),
 }
 
 
@@ -227,19 +226,16 @@ def test_a_flipped_bit_in_any_file_is_a_miss_with_a_reason_and_the_next_build_me
 
 
 def objects_of(case: Case) -> list[Path]:
-    """Return the files of what the program is made of, those whose names every build gives them first."""
+    """Return the files of what the program is made of."""
     names = {
         name
         for variant in case.read()["variants"]
         for name in (
-            variant["shell"],
-            *(n for piece in variant["pieces"] for n in object_names(piece)),
+            variant["code"],
+            *(name for piece in variant["pieces"] for name in piece.values()),
         )
     }
-    return [
-        case.root / "objects" / name[:2] / name
-        for name in sorted(names, key=lambda name: (not Path(name).suffix, name))
-    ]
+    return [case.root / "objects" / name[:2] / name for name in sorted(names)]
 
 
 def at(case: Case, place: str) -> Path:
@@ -336,7 +332,7 @@ def test_another_key_is_another_user_until_the_store_is_trusted(case, tmp_path, 
 def test_what_is_damaged_is_not_signed_and_what_is_shown_steers_no_terminal(case, monkeypatch):
     content = case.read()
     content["factors"]["model"] = "\x1b[2Jmodel"
-    content["variants"][0]["shell"] = "../../../etc/passwd"
+    content["variants"][0]["code"] = "../../../etc/passwd"
     case.write(content)
     done = CliRunner().invoke(make_app("serve"), ["serve", "trust", "--yes", str(case.root)])
     assert done.exit_code != 0

@@ -213,12 +213,6 @@ NEEDED = {
     "the compile report, cost tables and `torchloom doctor` fail": """
         torch._inductor.runtime.cache_dir_utils cache_dir
     """,
-    "loads of programs that are not plain text fail": """
-        torch._inductor.codegen.memory_planning _align
-        torch._inductor.decomposition select_decomp_table
-        torch._inductor.graph.GraphLowering save_output_code
-        torch._inductor.select_algorithm extern_kernels
-    """,
     "programs of plain text fail": """
         torch._C._dynamo.guards _torchinductor_pyobject_tensor_data_ptr assert_size_stride
     """,

@@ -233,14 +233,6 @@ PATCHES = (
         without="writes to slices along sizes that vary cannot be compiled",
     ),
     Patch(
-        name="torch._inductor.select_algorithm",
-        where="torchloom.pieces.build.light_imports",
-        because="generated text imports all of Inductor's lowerings for plain functions of torch;"
-        " stand-ins take the modules' places while a program is loaded",
-        reproduction="python -X importtime -c 'import torch._inductor.select_algorithm'",
-        without="loading a program that is not plain text takes a second and a half longer",
-    ),
-    Patch(
         name="c10::FLAGS_caffe2_log_level",
         where="torchloom._torch.distributed.hushed_store",
         because="c10 prints a stack of C++ for each request to a store that has gone, and raises an"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import itertools
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import torch
 
 from torchloom._torch.full_capture import GuardOn
 from torchloom.errors import ServeError
-from torchloom.serve.call.conditions import PLAIN, steps_in, value_by
+from torchloom.serve.call.conditions import PLAIN, value_by
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.contract.specs import AnySpec, NumberSpec, RecordSpec
+from torchloom.serve.contract.specs import AnySpec, NumberSpec
 from torchloom.serve.model.facts import readable
 from torchloom.serve.model.spelling import type_words
 from torchloom.serve.model.target import Target
@@ -69,6 +69,7 @@ def asked_of(
     sources = {
         source: name for name, its in target.sources_by_name(given).items() for source in its
     }
+    specs = {code: spec for _, code, spec in contract.places()}
     fixed = [
         spec for _, spec in contract.numbers() if spec.size and spec.size.dim.name not in varying
     ]
@@ -78,7 +79,7 @@ def asked_of(
         if root is None:
             continue
         expression = sources[root] + guard.source[len(root) :]
-        line = _line(guard, expression, contract, args, fixed)
+        line = _line(guard, expression, specs.get(expression), args, fixed)
         if line is not None and line not in found:
             found.append(line)
     own = [code for code in codes if not code.co_filename.startswith(_TORCH)]
@@ -98,13 +99,11 @@ def asked_of(
 def _line(
     guard: GuardOn,
     expression: str,
-    contract: Contract,
+    spec: AnySpec | None,
     args: Mapping[str, Any],
     fixed: Collection[AnySpec],
 ) -> list[Any] | None:
     """Return what one guard asks of calls; None where the contract does."""
-    steps = steps_in(expression)
-    spec = _named(contract, steps)
     known = spec is not None
     if known and (guard.kind in _OF_THE_CONTRACT or spec in fixed):
         return None
@@ -114,35 +113,23 @@ def _line(
             "as `fixed`, or as a tensor of one number"
         )
     try:
-        value = value_by(args, steps)
-    except (AttributeError, KeyError, IndexError, TypeError):
-        steps, value = [], None
+        value, is_there = value_by(expression, args), True
+    except Exception:  # noqa: BLE001 - attributes may raise anything, and Dynamo has names of its own
+        value, is_there = None, False
     if known and value is None:  # an optional tensor, of which there are programs without
         return None
-    if steps and guard.kind == "HASATTR":
+    if is_there and guard.kind == "HASATTR":
         return ["has", expression, guard.name, hasattr(value, guard.name)]
-    if steps and guard.kind == "NOT_PRESENT_IN_GENERIC_DICT":
+    if is_there and guard.kind == "NOT_PRESENT_IN_GENERIC_DICT":
         return ["has own", expression, guard.name, guard.name in getattr(value, "__dict__", {})]
-    if steps and type(value) in PLAIN:
+    if is_there and type(value) in PLAIN:
         return ["value", expression, value]
-    if steps and guard.kind == "TYPE_MATCH":
+    if is_there and guard.kind == "TYPE_MATCH":
         return ["type", expression, type_words(type(value))]
     raise ServeError(
         f"forward relies on {readable(guard.source)} ({guard.kind}), of which the contract says nothing and calls "
         "cannot be asked: name it as a tensor, or leave numbers and texts there"
     )
-
-
-def _named(contract: Contract, steps: Sequence[str | int]) -> AnySpec | None:
-    """Return what a contract says of what steps lead to, if it names it."""
-    if not steps:
-        return None
-    spec = contract.args[str(steps[0])]
-    for step in steps[1:]:
-        if not isinstance(spec, RecordSpec) or str(step) not in spec.parts:
-            return None
-        spec = spec.parts[str(step)]
-    return spec
 
 
 def _compares_objects(code: types.CodeType) -> bool:

@@ -8,6 +8,7 @@ contract ──boxes──▶ trace ──guards──▶ prove ──pieces─�
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,12 +16,10 @@ from typing import Any
 from torchloom.errors import ProofError, ServeError, TorchloomError
 from torchloom.pieces.build import StopBuild
 from torchloom.serve.builder.buckets import bucket_programs
-from torchloom.serve.builder.compare.compare import check_order
 from torchloom.serve.builder.compare.differences import Difference
 from torchloom.serve.builder.compare.program_check import (
     check_state,
     difference_in_box,
-    may_share_tensors,
 )
 from torchloom.serve.builder.options import BuildOptions
 from torchloom.serve.builder.pieces.lower import Lowered, Lowerer
@@ -136,14 +135,13 @@ def _add_stored(
     ]
     try:
         variant.stored = {
-            "shell": traced.graph.shell.to_bytes(),
-            "stitching": divided.stitching.to_json(),
+            "code": pickle.dumps((traced.graph.shell.to_bytes(), divided.stitching, variant.looks)),
             "pieces": [each.stored for each in lowered],
             **how,
             "traced": (traced.first_box or traced.box).to_json(),
             "graph": traced.digest,
         }
-    except TypeError as error:
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
         reasons.append(str(error))
     variant.why_not_stored = "; ".join(reasons)
 
@@ -273,11 +271,6 @@ class Builder:
         is_checked = self.options.check == "edges"
         if is_checked and (found := difference_in_box(self.target, self.contract, variant)):
             return self._with_traces(self._without_size(box, *found), traced), None
-        if is_checked:
-            with gradient_mode_of(self.contract):
-                check_order(self.target, self.contract, box.largest, without)
-        if not is_checked or not may_share_tensors(self.target, self.contract, variant):
-            variant.asked = [*variant.asked, ["apart"]]
         variant.forget_recordings()
         counter.num_compiles += 1
         return [], variant

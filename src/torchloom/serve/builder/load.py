@@ -51,7 +51,7 @@ def load(
     target = Target(model)
     compare = fit_in_trace if check == "trace" else fit_of
     for key, entry in _newest_first(store):
-        its = contract or Contract.from_json(entry["factors"]["contract"])
+        its = contract or Contract.from_text(entry["contract"])
         if key_differences(entry, target, its, name):
             continue
         fit = compare(store, entry, target, its)
@@ -153,6 +153,7 @@ class Saved:
         entry = {
             "factors": self.factors,
             "structure": program.target.structure(),
+            "contract": program.contract.to_text(),
             "variants": [entry_part(variant, self.store) for variant in program.variants],
         }
         text = json.dumps([each["fingerprint"] for each in entry["variants"]], sort_keys=True)

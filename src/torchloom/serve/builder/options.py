@@ -43,18 +43,9 @@ class BuildOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return what of them enters a key."""
-        return {
-            "sizes": _plain(self.sizes),
-            "ranges": _plain(self.ranges),
-            "shapes": self.shapes,
-            "unbacked": list(self.unbacked),
-            "backend": self.backend if isinstance(self.backend, str) else "a function",
-            "splitting_ops": list(self.splitting_ops),
-            "layers": self.layers,
-            "patches": spelled(self.patches),
-            "cuda_graphs": self.cuda_graphs,
-            "level": self.level,
-        }
+        its = {name: _plain(value) for name, value in vars(self).items() if name != "check"}
+        backend = self.backend if isinstance(self.backend, str) else "a function"
+        return {**its, "backend": backend, "patches": spelled(self.patches)}
 
 
 def check_options(options: BuildOptions, contract: Contract, target: Target) -> None:

@@ -28,7 +28,7 @@ from torchloom.serve.call.conditions import Asked
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.contract.dims import Derived, Dim, Float
-from torchloom.serve.contract.specs import NumberSpec, TensorSpec, steps_to
+from torchloom.serve.contract.specs import NumberSpec, TensorSpec
 from torchloom.serve.counter import counter
 from torchloom.serve.model.facts import Asker, facts_of
 from torchloom.serve.model.fingerprint import Fingerprint, attributes_of, files_of
@@ -40,7 +40,7 @@ _GLOBAL_STATE = tuple(
         "torch.get_default_dtype()",
         "torch.are_deterministic_algorithms_enabled()",
         "torch.get_float32_matmul_precision()",
-        "utils_device.CURRENT_DEVICE",
+        "default_device()",
     )
 )
 """What a trace relies on of torch's own settings; gradient mode and autocast are asked for at each call."""
@@ -206,9 +206,8 @@ def _fingerprint(
     ]
     guards = [*graph.guards, *_GLOBAL_STATE, *(GuardOn("OPERATOR", each) for each in operators)]
     varying = target.sources_of({name: args[name] for name in args if name in contract.args})
-    facts, unwritten = facts_of(guards, asker, scope, varying, graph.modules)
-    served = [["call", ""]]
-    facts[target.name] = {"place": served, "was": asker.answer(served, ["value"])}
+    facts, unwritten = facts_of(guards, asker, varying, graph.modules)
+    facts["model"] = asker.answer("model")
     files, lost = files_of(graph.codes, asker.reader.modules, asker.reader.seen)
     return Fingerprint(facts, files, attributes_of(target)), [*unwritten, *lost]
 
@@ -219,10 +218,12 @@ def _sources(
     """Return how a trace calls the whole numbers that vary, or the floats if `varying` is None."""
     by_name = target.sources_by_name(args)
     found: list[str] = []
-    for path, spec in contract.numbers():
+    for path, code, spec in contract.places():
+        if not isinstance(spec, NumberSpec):
+            continue
         if varying is None if spec.size is None else varying and spec.size.dim.name in varying:
-            name, _, rest = path.partition(".")
-            found += [source + steps_to(contract.args[name], rest) for source in by_name[name]]
+            name = path.partition(".")[0]
+            found += [source + code.removeprefix(name) for source in by_name[name]]
     return found
 
 

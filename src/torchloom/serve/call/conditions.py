@@ -37,15 +37,13 @@ from torchloom._torch.modes import (
     transform_level,
 )
 from torchloom.serve.call.entry_signature import EntrySignature
-from torchloom.serve.contract.conditions import Condition, SpecConditions, Values
+from torchloom.serve.contract.conditions import UNLIKE, Condition, SpecConditions, Values
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.model.spelling import type_words, words_for
 from torchloom.serve.model.target import Target
 
 Asked = Sequence[Sequence[Any]]
 PLAIN = (bool, int, float, str, type(None))
-_STEP = re.compile(r"\.(\w+)|\['([^'\\]*)'\]|\[(\d+)\]")
-_EXPRESSION = re.compile(r"\w+(?:\.\w+|\['[^'\\]*'\]|\[\d+\])*")
 _OF_EACH: Mapping[str, tuple[str, Callable[[str, Tensor], str]]] = {
     "plain": (
         "type({0}) is Tensor",
@@ -195,18 +193,15 @@ def _other_gradients(path: str, *, is_wanted: bool) -> str:
 def _of_value(kind: str, rest: Sequence[Any], signature: EntrySignature) -> Condition:
     """Return the condition on something that an argument holds."""
     path, *wanted = rest
-    steps = steps_in(path)
-    if not steps:
-        raise ValueError(f"{path!r} is no way to a value")
-    root = str(steps[0])
+    root = re.split(r"\W", path, maxsplit=1)[0]
     variable = signature.given.get(root, root)
     text = variable + path[len(root) :]
 
     def said(words: Callable[[Any], str]) -> Callable[[Values], str]:
         def refusal(given: Values) -> str:
             try:
-                value = value_by({root: given[variable]}, steps)
-            except (AttributeError, KeyError, IndexError, TypeError) as error:
+                value = value_by(text, given)
+            except UNLIKE as error:
                 return f"{path} is not there ({error}), and the program reads it"
             return f"{path} {words(value)}"
 
@@ -307,24 +302,9 @@ def _settings(target: Target, contract: Contract, scope: dict[str, Any]) -> Iter
     )
 
 
-def steps_in(expression: str) -> list[str | int]:
-    """Return the steps of an expression like `batch.parts['x'][0]`; none if it is of another kind."""
-    if not _EXPRESSION.fullmatch(expression):
-        return []
-    root = re.match(r"\w+", expression)
-    steps: list[str | int] = [root[0]] if root else []
-    for attribute, key, index in _STEP.findall(expression):
-        steps.append(int(index) if index else attribute or key)
-    return steps
-
-
-def value_by(args: Mapping[str, Any], steps: Sequence[str | int]) -> Any:
-    """Return what steps lead to, from the arguments of a call."""
-    value = args[str(steps[0])]
-    for step in steps[1:]:
-        is_item = isinstance(step, int) or isinstance(value, Mapping)
-        value = value[step] if is_item else getattr(value, str(step))
-    return value
+def value_by(expression: str, args: Mapping[str, Any]) -> Any:
+    """Return what an expression like `batch.parts['x'][0]` stands for, from the arguments of a call."""
+    return eval(expression, {"__builtins__": {}}, dict(args))
 
 
 def apart(*tensors: Tensor) -> bool:

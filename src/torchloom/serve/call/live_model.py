@@ -3,7 +3,7 @@
 Facts say where a trace looked (`model.facts`). What leads there is kept: attributes of modules, configs and classes, entries
 of dicts and lists, lengths. One generated condition asks for all of it, at about 30 ns each:
 
-    holder['eps'] is value and holder['layers'] is value2 and 'forward' not in holder2 and len(holder3) == 4
+    (value1.eps) is value2 and (value1._modules['norm']) is value3 and ('forward' in value4) is value5 and len(value6) == 4
 
 A value that is another object now need not differ in what the trace read: `Program` then compares the facts, and keeps the
 new values where all of them hold. Tensors are left to `weight_checks`, but for names of one object, such as tied weights: a
@@ -13,9 +13,12 @@ number, the one that torch gives to the next hook of the process; where it has g
 
 from __future__ import annotations
 
+import ast
 import dis
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +26,6 @@ from torch.utils.hooks import RemovableHandle
 
 from torchloom._torch.modes import num_function_modes
 from torchloom._torch.untraced import leave_alone
-from torchloom.pieces.places import Place
 from torchloom.serve.contract.conditions import put
 from torchloom.serve.model.facts import Facts
 from torchloom.serve.model.target import Target
@@ -37,11 +39,11 @@ _HOOKS = (
 )
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 """Attributes of each module that hold its tensors and parts."""
+_FIXED = (".__dict__", *(f".{name}" for name in _OF_MODULES))
+"""How places end that nobody sets."""
 _CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 """What places lead into and facts have digests of when a program is loaded."""
 _SIZED = (dict, list, set)
-_ABSENT = object()
-
 _STORES = frozenset({"STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF"})
 _WRITERS = frozenset(
     {"object_setattr_ignore_descriptor", "update", "clear", "extend", "pop", "insert"}
@@ -68,9 +70,8 @@ class LiveModel:
     def compare_anew(self) -> None:
         """Take what there is now for what programs expect."""
         found = _ReadValues(self._target)
-        for each in self._facts:
-            for fact in each.values():
-                found.add(fact["place"], *fact.get("ask", ["value"]))
+        for question in dict.fromkeys(chain.from_iterable(self._facts)):
+            found.add(question)
         self._conditions, self._scope = list(found.conditions), found.scope
         self._ask_for(self._conditions)
 
@@ -142,66 +143,88 @@ def _looks_of(target: Target) -> dict[str, Any]:
 
 
 class _ReadValues:
-    """Conditions on what is read, once for each place."""
+    """Conditions on what is read, once for each step that leads to it."""
 
     def __init__(self, target: Target) -> None:
         own = target.function.__code__.co_varnames[:1] if target.owner is not None else ()
-        self._arguments: Mapping[str, Any] = dict.fromkeys(own, target.owner)
-        self._globals = target.function.__globals__
-        self.scope: dict[str, Any] = {"get": dict.get}
-        self._names: dict[int, str] = {}
-        """What conditions call objects."""
+        roots = {"L": dict.fromkeys(own, target.owner), "G": target.function.__globals__}
+        self.scope: dict[str, Any] = {**roots}
         self.conditions: dict[str, None] = {}
+        self._names = {id(value): name for name, value in roots.items()}
+        """What conditions call objects."""
+        self._known: dict[str, Any] = {}
+        """What expressions stand for."""
         self._seen: set[int] = set()
-        self._members: dict[type, Mapping[str, Any]] = {}
-        """What classes hold; each `__dict__` of a class is a new object."""
-        model = target.call
-        if isinstance(model, nn.Module) and self._entry(vars(model), "forward") is _ABSENT:
-            self._keep(f"{self._name(type(model))}.forward", type(model).forward)
+        if isinstance(target.call, nn.Module) and "forward" not in vars(target.call):
+            self._keep(f"'forward' in {self._name(vars(target.call))}")
+            self._keep(f"{self._name(type(target.call))}.forward")
 
-    def add(self, place: Place, question: str, name: Any = None, *_: Any) -> None:
-        """Keep what lies on the way to a place, and what is asked of it."""
-        try:
-            value = self._reached(place)
-            if question == "same as" and isinstance(value, Tensor):
-                self.conditions[f"{self._spelled(place)} is {self._spelled(name)}"] = None
-            elif question == "same as":
-                self._reached(name)
-        except Exception:  # noqa: BLE001 - attributes may raise anything, and other steps are none of these
+    def add(self, question: str) -> None:
+        """Keep what lies on the way to what a fact asks of, and its answer."""
+        if any(name in question for name in _HOOKS):
             return
-        if question in ("has", "has own", "contains"):
-            self._member(value, name, is_own=question == "has own")
-        elif question == "keys" and isinstance(value, dict):
-            self.conditions[f"[*{self._name(value)}] == {self._name([*value])}"] = None
-        elif question in ("length", "value") and isinstance(value, _SIZED):
-            self._contents(value, is_all=question == "value")
+        # Attributes may raise anything, and what is not compared here neither does harm.
+        with suppress(Exception):
+            self._ask(ast.parse(question, mode="eval").body)
 
-    def _reached(self, place: Place) -> Any:
-        """Return what is at a place, and keep what lies on the way.
+    def _ask(self, question: ast.expr) -> None:
+        match question:
+            case ast.Call(ast.Name("kind"), [asked]):
+                self._reached(asked)
+            case ast.Call(ast.Name("len"), [asked]):
+                self._contents(self._reached(asked), is_all=False)
+            case ast.Call(ast.Name("list"), [ast.Call(ast.Attribute(asked, "keys"))]):
+                value = self._reached(asked)
+                self.conditions[f"[*{self._name(value)}] == {self._name([*value])}"] = None
+            case ast.Call(ast.Name("hasattr"), [asked, ast.Constant(name)]):
+                own = vars(value := self._reached(asked))
+                parts = [own[kind] for kind in _OF_MODULES] if isinstance(value, nn.Module) else []
+                for each in (own, *parts):
+                    self._keep(f"{name!r} in {self._name(each)}")
+            case ast.Compare(ast.Constant(name), [ast.In()], [asked]):
+                self._keep(f"{name!r} in {self._name(self._reached(asked))}")
+            case ast.Compare(one, [ast.Is()], [other]):
+                if isinstance(self._reached(one), Tensor):
+                    self._keep(f"({self._spelled(one)} is {self._spelled(other)})")
+                self._reached(other)
+            case _:
+                self._contents(self._reached(question), is_all=True)
+
+    def _reached(self, place: ast.expr) -> Any:
+        """Return what is at a place, and keep what lies on the way."""
+        return self._keep(self._spelled(place))
+
+    def _spelled(self, place: ast.expr) -> str:
+        """Return a place as Python, from what holds the value on.
 
         Raises:
-            ValueError: it is not compared here: code, hooks, or what belongs to a call.
+            ValueError: it is not compared here.
         """
-        (kind, root, *_), *steps = place
-        if any(step[1] in _HOOKS for step in steps):
-            raise ValueError(place)
-        if kind == "global" and root in self._globals:
-            value = self._entry(self._globals, root)
-        elif kind == "argument" and root in self._arguments:
-            value = self._arguments[root]
-        else:
-            raise ValueError(place)
-        for step in steps:
-            if isinstance(value, _CODE) and not (isinstance(value, type) and step[1] == "__dict__"):
-                raise ValueError(place)
-            value = self._step(value, *step)
-        return value
+        match place:
+            case ast.Name("L" | "G" as root):
+                return root
+            case ast.Attribute(base, name):
+                return f"{self._holder(base, name)}.{name}"
+            case ast.Subscript(base, ast.Constant(key)):
+                return f"{self._holder(base)}[{key!r}]"
+            case ast.Call(ast.Attribute(_, "__getitem__"), [base, ast.Constant(key)]):
+                return f"{self._holder(base)}[{key!r}]"
+            case ast.Call(ast.Name("type"), [base]):
+                return f"{self._holder(base)}.__class__"
+            case ast.Call(ast.Name("dict"), [base]):  # of a class
+                return self._spelled(base)
+        raise ValueError(ast.unparse(place))
 
-    def _spelled(self, place: Place) -> str:
-        """Return a place as Python, from what holds the value on."""
-        *way, (kind, key) = place
-        holder = self._name(self._reached(way))
-        return f"{holder}.{key}" if kind == "attribute" else f"{holder}[{key!r}]"
+    def _holder(self, place: ast.expr, name: str = "") -> str:
+        """Return what conditions call the object at a place, of which a part is read.
+
+        Raises:
+            ValueError: it is code, and facts have digests of that when a program is loaded.
+        """
+        value = self._reached(place)
+        if isinstance(value, _CODE) and not (isinstance(value, type) and name == "__dict__"):
+            raise ValueError(ast.unparse(place))
+        return self._name(value)
 
     def _name(self, value: Any) -> str:
         """Return what conditions call an object, which lives as long as they do."""
@@ -209,77 +232,22 @@ class _ReadValues:
             self._names[id(value)] = put(self.scope, "value", value)
         return self._names[id(value)]
 
-    def _keep(self, expression: str, value: Any) -> None:
-        """Ask that an expression stands for what it does now."""
-        if not isinstance(value, Tensor):
-            self.conditions[f"{expression} is {self._name(value)}"] = None
-
-    def _step(self, value: Any, kind: str, key: Any) -> Any:
-        if kind == "attribute":
-            return self._attribute(value, key)
-        if kind == "applied" and key == "type":
-            self._keep(f"{self._name(value)}.__class__", type(value))
-            return type(value)
-        if kind == "applied" and key == "dict" and isinstance(value, types.MappingProxyType):
-            return value
-        if kind in ("item", "dict item") and isinstance(value, (dict, types.MappingProxyType)):
-            return self._entry(value, key)
-        if kind in ("item", "list item") and isinstance(value, list):
-            return self._item(value, key)
-        if kind == "item" and isinstance(value, tuple):
-            return value[key]
-        raise ValueError(kind)
-
-    def _attribute(self, value: Any, name: str) -> Any:
-        if not name.isidentifier():  # it becomes a part of code
-            raise ValueError(name)
-        if name == "__dict__" and isinstance(value, type):
-            return self._members.setdefault(value, value.__dict__)
-        own = getattr(value, "__dict__", None)
-        if name == "__dict__":
-            return own
-        if name in _OF_MODULES and isinstance(value, nn.Module):
-            return vars(value)[name]
-        if not isinstance(getattr(type(value), name, None), property) and isinstance(own, dict):
-            found = self._entry(own, name)
-            if found is not _ABSENT:
-                return found
-        found = getattr(value, name)
-        if found is getattr(value, name) and not isinstance(found, _CODE):
-            self._keep(f"{self._name(value)}.{name}", found)
-        return found
-
-    def _entry(self, holder: Mapping[Any, Any], key: Any) -> Any:
-        is_dict = isinstance(holder, dict)
-        value = dict.get(holder, key, _ABSENT) if is_dict else holder.get(key, _ABSENT)
-        if value is _ABSENT:
-            self.conditions[f"{key!r} not in {self._name(holder)}"] = None
-        elif not is_dict or type(holder).__getitem__ is dict.__getitem__:
-            self._keep(f"{self._name(holder)}[{key!r}]", value)
-        else:
-            self._keep(f"get({self._name(holder)}, {key!r})", value)
-        return value
-
-    def _item(self, holder: list[Any], key: int) -> Any:
-        self._keep(f"{self._name(holder)}[{key}]", holder[key])
-        return holder[key]
-
-    def _member(self, value: Any, name: Any, *, is_own: bool) -> None:
-        """Keep that there is something by a name, or nothing."""
-        own = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-        if isinstance(value, _CODE) or not isinstance(own, dict):
-            return
-        self._entry(own, name)
-        for kind in _OF_MODULES if isinstance(value, nn.Module) and not is_own else ():
-            self._entry(own[kind], name)
+    def _keep(self, text: str) -> Any:
+        """Ask that an expression stands for the object that it does now, if it does so each time; return that."""
+        if text not in self._known:
+            value = self._known[text] = eval(text, self.scope)
+            is_kept = not isinstance(value, Tensor) and not text.endswith(_FIXED)
+            if is_kept and text != self._name(value) and value is eval(text, self.scope):
+                self.conditions[f"({text}) is {self._name(value)}"] = None
+        return self._known[text]
 
     def _contents(self, value: Any, *, is_all: bool) -> None:
         """Keep a container's length, and all that it holds."""
+        if not isinstance(value, _SIZED):
+            return
         self.conditions[f"len({self._name(value)}) == {len(value)}"] = None
         if not is_all or isinstance(value, set) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        take = self._entry if isinstance(value, dict) else self._item
         for key in list(value) if isinstance(value, dict) else range(len(value)):
-            if isinstance(each := take(value, key), _SIZED):
-                self._contents(each, is_all=True)
+            self._contents(self._keep(f"{self._name(value)}[{key!r}]"), is_all=True)

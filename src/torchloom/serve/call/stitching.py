@@ -1,4 +1,4 @@
-"""Puts the pieces of a graph together: the order of their calls as plain data, and one function made of it.
+"""Puts the pieces of a graph together: the order of their calls, and one function made of it.
 
 step 0   piece 0 (inputs 0, 4)      -> 7
 step 1   piece 1 (inputs 1, 2, 7)   -> 8, 9
@@ -83,32 +83,6 @@ class Stitching:
         (step,) = self.steps
         inputs = tuple(Ref(slot) for slot in range(self.num_inputs))
         return step.args == inputs and self.results == tuple(Ref(slot) for slot in step.results)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as lists and numbers.
-
-        Raises:
-            TypeError: a constant is no number, text, truth value or None.
-        """
-        for ref in (*self.results, *(ref for step in self.steps for ref in step.args)):
-            if not isinstance(ref.constant, (int, float, str, bool, type(None))):
-                raise TypeError(f"the graph hands on {ref.constant!r}, which cannot be stored")
-        return {
-            "inputs": self.num_inputs,
-            "steps": [
-                [step.piece, list(map(list, step.args)), list(step.results)] for step in self.steps
-            ],
-            "results": list(map(list, self.results)),
-        }
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Stitching:
-        """Return what `to_json` made lists of."""
-        steps = tuple(
-            Step(piece, tuple(Ref(*ref) for ref in args), tuple(results))
-            for piece, args, results in stored["steps"]
-        )
-        return cls(stored["inputs"], steps, tuple(Ref(*ref) for ref in stored["results"]))
 
 
 def _deleted(slots: Iterable[int | None]) -> list[str]:

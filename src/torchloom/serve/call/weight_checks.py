@@ -42,32 +42,7 @@ class Look(NamedTuple):
 
     place: int
     name: str
-    dtype: str
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    device: str
-    is_negated: bool
-    is_conjugated: bool
-
-    def differs(self, value: Any) -> str:
-        """Say what else a value is, or nothing. Strides count where there are steps to take."""
-        if not isinstance(value, Tensor) or value.layout is not torch.strided:
-            return f"{self.name} was a tensor, is {type(value).__name__}"
-        now = _look(self.place, self.name, value)
-        steps = [size > 1 and 0 not in self.sizes for size in self.sizes]
-        is_laid_alike = len(now.sizes) == len(steps) and all(
-            mine == its or not counts
-            for mine, its, counts in zip(self.strides, now.strides, steps, strict=True)
-        )
-        if is_laid_alike and now._replace(strides=self.strides) == self:
-            return ""
-        return f"{self.name} was {self._words()}, is {now._words()}"
-
-    def _words(self) -> str:
-        sizes, strides = (", ".join(map(str, each)) for each in (self.sizes, self.strides))
-        signs = " negated" * self.is_negated + " conjugated" * self.is_conjugated
-        dtype = short_dtype(getattr(torch, self.dtype))
-        return f"{dtype}[{sizes}] with strides ({strides}) on {self.device}{signs}"
+    words: str
 
 
 def looks_of(graph_module: fx.GraphModule) -> list[Look]:
@@ -84,16 +59,8 @@ def looks_of(graph_module: fx.GraphModule) -> list[Look]:
             and value.layout is torch.strided
             and all(type(each) is int for each in (*value.shape, *value.stride()))
         ):
-            found.append(_look(place, _readable(node.name), value))
+            found.append(Look(place, _readable(node.name), _words(value)))
     return found
-
-
-def looks_from(stored: Sequence[Sequence[Any]]) -> list[Look]:
-    """Return what a store kept of `looks_of`."""
-    return [
-        Look(place, name, dtype, tuple(sizes), tuple(strides), *rest)
-        for place, name, dtype, sizes, strides, *rest in stored
-    ]
 
 
 def with_weight_check(call: Call, looks: Sequence[Look]) -> Call:
@@ -124,19 +91,24 @@ def with_weight_check(call: Call, looks: Sequence[Look]) -> Call:
 
 def _compare(looks: Sequence[Look], values: Sequence[Any]) -> None:
     differing = [
-        text for look, each in zip(looks, values, strict=True) if (text := look.differs(each))
+        f"{look.name} was {look.words}, is {now}"
+        for look, each in zip(looks, values, strict=True)
+        if (now := _words(each)) != look.words
     ]
     if differing:
         raise OtherTensorsError(differing)
 
 
-def _look(place: int, name: str, value: Tensor) -> Look:
-    return Look(
-        *(place, name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.stride()),
-        str(value.device),
-        value.is_neg(),
-        value.is_conj(),
-    )
+def _words(value: Any) -> str:
+    """Return what kernels rely on of a tensor. Strides count where there are steps to take."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return f"a {type(value).__name__}"
+    counts = [size > 1 and value.numel() > 0 for size in value.shape]
+    steps = [str(by) if its else "any" for by, its in zip(value.stride(), counts, strict=True)]
+    signs = " negated" * value.is_neg() + " conjugated" * value.is_conj()
+    sizes = ", ".join(map(str, value.shape))
+    dtype = short_dtype(value.dtype)
+    return f"{dtype}[{sizes}] with strides ({', '.join(steps)}) on {value.device}{signs}"
 
 
 def _readable(placeholder: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchloom.errors import ContractError
 from torchloom.serve.contract.contract import Contract
-from torchloom.serve.contract.dims import Derived, Dim, dim_to_json
+from torchloom.serve.contract.dims import Derived, Dim
 
 Sizes = Mapping[str, int]
 
@@ -32,7 +32,7 @@ class Box:
 
     def to_json(self) -> list[list[Any]]:
         """Return it as plain data."""
-        return [[dim.name, *dim_to_json(dim)] for dim in self.dims]
+        return [[dim.name, dim.min, dim.max, dim.multiple_of] for dim in self.dims]
 
     @classmethod
     def from_json(cls, stored: Iterable[Sequence[Any]]) -> Box:

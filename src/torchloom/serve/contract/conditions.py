@@ -177,11 +177,9 @@ class SpecConditions:
                 ),
             )
         for key, each in parts.items():
-            part = f"{variable}[{key!r}]" if spec.kind is dict else f"{variable}.{key}"
-            part = f"{variable}[{key}]" if spec.is_ordered else part
             inner = name_in_code(f"{path}.{key}")
             self._ask(
-                f"(({inner} := {part}), True)[1]",
+                f"(({inner} := {variable}{spec.step(key)}), True)[1]",
                 f"{path}.{key} is not there, the contract wants {each}",
             )
             self.add(f"{path}.{key}", inner, each)

@@ -8,25 +8,24 @@ A contract is read twice: when a program is built (examples of any size are made
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from torchloom.errors import ContractError
-from torchloom.serve.contract.dims import Derived, Dim, Float, Size, dim_to_json
+from torchloom.serve.contract.dims import Derived, Dim, Float, Size
 from torchloom.serve.contract.specs import (
     AnySpec,
     NumberSpec,
+    RecordSpec,
     Spec,
     TensorSpec,
-    leaves,
     made_of,
-    spec_from_json,
     spec_of,
-    spec_to_json,
+    within,
 )
 
 Gradient = Literal["inference", "no_grad", "grad"]
@@ -91,11 +90,11 @@ class Contract:
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield each tensor with the path that leads to it."""
-        return ((path, spec) for path, spec in self._leaves() if isinstance(spec, TensorSpec))
+        return ((path, spec) for path, _, spec in self.places() if isinstance(spec, TensorSpec))
 
     def numbers(self) -> Iterator[tuple[str, NumberSpec]]:
         """Yield each number that varies with the path that leads to it."""
-        return ((path, spec) for path, spec in self._leaves() if isinstance(spec, NumberSpec))
+        return ((path, spec) for path, _, spec in self.places() if isinstance(spec, NumberSpec))
 
     def floats(self) -> list[Float]:
         """Return the floats that vary."""
@@ -103,9 +102,10 @@ class Contract:
             Float(path, spec.low, spec.high) for path, spec in self.numbers() if spec.size is None
         ]
 
-    def _leaves(self) -> Iterator[tuple[str, TensorSpec | NumberSpec]]:
+    def places(self) -> Iterator[tuple[str, str, AnySpec]]:
+        """Yield each argument and all that it holds: the path that leads there, the same as Python, and the spec."""
         for name, spec in self.args.items():
-            yield from leaves(name, spec)
+            yield from within(name, name, spec)
 
     def example(
         self,
@@ -156,21 +156,6 @@ class Contract:
         args = {name: made_of(name, spec, make) for name, spec in self.args.items()}
         return {**args, **self.fixed}
 
-    def alike(self, without: Collection[str] = ()) -> list[tuple[str, ...]]:
-        """Return the names of tensor arguments that one tensor can stand for together.
-
-        The first of each group is the one whose examples suit the others.
-
-        Args:
-            without: paths of optional tensors that are None.
-        """
-        groups: dict[TensorSpec, list[str]] = {}
-        # What is filled by hand first, and then by the number of values: few values suit all.
-        for name, spec in sorted(self.args.items(), key=_few_values_first):
-            if isinstance(spec, TensorSpec) and name not in without:
-                groups.setdefault(replace(spec, optional=False, below=0), []).append(name)
-        return [tuple(names) for names in groups.values() if len(names) > 1]
-
     def names_at(self, places: Mapping[str, Iterable[int]]) -> tuple[str, ...]:
         """Return the names of the dims at places like {"ids": [0]}.
 
@@ -187,44 +172,53 @@ class Contract:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as texts and numbers; `from_json` reads it again."""
+        """Return what tells one contract from another, as texts."""
         return {
-            "args": [[name, spec_to_json(spec)] for name, spec in self.args.items()],
-            "dims": {name: dim_to_json(dim) for name, dim in self.dims.items()},
+            "args": [[code, spec.words()] for _, code, spec in self.places()],
+            "dims": [str(dim) for dim in self.dims.values()],
             "fixed": {
                 name: value if _is_plain(value) else f"<{type(value).__qualname__}>"
                 for name, value in self.fixed.items()
             },
-            "is whole": all(map(_is_plain, self.fixed.values())),
             "grad": self.grad,
             "training": self.training,
         }
 
+    def to_text(self) -> str:
+        """Return it for another process; nothing where it holds what only this one has."""
+        if not all(map(_is_plain, self.fixed.values())):
+            return ""
+        try:
+            return pickle.dumps(self).hex()
+        except (pickle.PicklingError, AttributeError, TypeError):  # a class within a function
+            return ""
+
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Contract:
-        """Return what `to_json` wrote.
+    def from_text(cls, content: str) -> Contract:
+        """Return what `to_text` wrote, in this process or one whose signature holds.
 
         Raises:
-            ContractError: it fixed a value that could not be written down.
+            ContractError: it could not be written down, or the class of an argument cannot be imported.
         """
-        if not stored["is whole"]:
+        if not content:
             raise ContractError(
                 "the stored contract fixes arguments that are no numbers or texts: give the contract"
             )
-        dims = {name: Dim(name, *ends) for name, ends in stored["dims"].items()}
-        args = {name: spec_from_json(spec, dims) for name, spec in stored["args"]}
-        return cls(args, fixed=stored["fixed"], grad=stored["grad"], training=stored["training"])
+        try:
+            found = pickle.loads(bytes.fromhex(content))
+        except (ImportError, AttributeError) as error:
+            raise ContractError(
+                f"the stored contract has an argument of a class that cannot be imported ({error}): give the contract"
+            ) from error
+        found.is_of_call = False
+        return found
 
     def __repr__(self) -> str:
-        shown = [f"{path}: {spec}" for path, spec in self._leaves()]
+        leaves = [(path, it) for path, _, it in self.places() if not isinstance(it, RecordSpec)]
+        shown = [f"{path}: {spec}" for path, spec in leaves]
         shown += [f"{name} = {value!r}" for name, value in self.fixed.items()]
         ranges = [str(dim) for dim in self.dims.values()]
         return f"Contract({', '.join(shown)}; {', '.join(ranges) or 'nothing varies'})"
-
-
-def _few_values_first(item: tuple[str, AnySpec]) -> tuple[bool, int]:
-    spec = item[1]
-    return (spec.fill is None, spec.below) if isinstance(spec, TensorSpec) else (True, 0)
 
 
 def _is_plain(value: Any) -> bool:

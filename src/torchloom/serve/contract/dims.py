@@ -200,11 +200,6 @@ Size = Dim | Derived | int
 """A size of a tensor: it varies, follows from one that does, or is a number."""
 
 
-def dim_to_json(dim: Dim) -> list[int]:
-    """Return the range as numbers: `Dim(name, *numbers)` is the dim again."""
-    return [dim.min, dim.max, *([dim.multiple_of] if dim.multiple_of > 1 else [])]
-
-
 def code_of(size: Dim | Derived) -> str:
     """Return the size as Python, in which `n_batch` stands for the dim `batch`."""
     name = f"n_{size.dim.name}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ class TensorSpec:
     """May be None: then always, or never, for one program."""
     below: int = 2
     """What integers in examples are less than (token ids: the size of the vocabulary)."""
-    fill: Callable[[list[int]], Tensor] | None = field(default=None, compare=False)
+    fill: Callable[[list[int]], Tensor] | None = field(default=None, compare=False, repr=False)
     """Makes examples of a shape, where random values would not do."""
 
     def example(self, sizes: Mapping[str, int], seed: int = 0) -> Tensor:
@@ -52,6 +50,13 @@ class TensorSpec:
             each if isinstance(each, int) else each.of(sizes[each.dim.name]) for each in self.shape
         ]
 
+    def words(self) -> str:
+        """Return all of it but how examples are filled."""
+        return repr(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "fill": None}
+
     def __str__(self) -> str:
         sizes = ", ".join(str(d) if isinstance(d, int) else d.text for d in self.shape)
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
@@ -72,6 +77,10 @@ class NumberSpec:
             return self.size.of(known[self.size.dim.name])
         return known.get(path, Float(path, self.low, self.high).hint)
 
+    def words(self) -> str:
+        """Return all of it."""
+        return repr(self)
+
     def __str__(self) -> str:
         return f"float {self.low} to {self.high}" if self.size is None else f"int {self.size.text}"
 
@@ -89,6 +98,16 @@ class RecordSpec:
     def is_ordered(self) -> bool:
         """Whether parts are found by place."""
         return self.kind in (list, tuple)
+
+    def words(self) -> str:
+        """Return what holds the parts."""
+        return f"{self.kind.__module__}.{self.kind.__qualname__}"
+
+    def step(self, key: str) -> str:
+        """Return the Python that leads to a part: `[0]`, `['key']` or `.field`."""
+        if self.is_ordered:
+            return f"[{key}]"
+        return f"[{key!r}]" if self.kind is dict else f".{key}"
 
 
 def tensor(
@@ -198,13 +217,12 @@ def spec_of(name: str, given: Any) -> AnySpec:
 _SPECS = (TensorSpec, NumberSpec, RecordSpec)
 
 
-def leaves(path: str, spec: AnySpec) -> Iterator[tuple[str, TensorSpec | NumberSpec]]:
-    """Yield each tensor and each number with the path that leads to it."""
-    if not isinstance(spec, RecordSpec):
-        yield path, spec
-    else:
+def within(path: str, code: str, spec: AnySpec) -> Iterator[tuple[str, str, AnySpec]]:
+    """Yield an argument and all that it holds: the path that leads there, the same as Python, and the spec."""
+    yield path, code, spec
+    if isinstance(spec, RecordSpec):
         for key, each in spec.parts.items():
-            yield from leaves(f"{path}.{key}", each)
+            yield from within(f"{path}.{key}", f"{code}{spec.step(key)}", each)
 
 
 def made_of(path: str, spec: AnySpec, make: Callable[[str, TensorSpec | NumberSpec], Any]) -> Any:
@@ -219,77 +237,3 @@ def made_of(path: str, spec: AnySpec, make: Callable[[str, TensorSpec | NumberSp
         return make(path, spec)
     parts = {key: made_of(f"{path}.{key}", each, make) for key, each in spec.parts.items()}
     return spec.kind(parts.values()) if spec.is_ordered else spec.kind(**parts)
-
-
-def steps_to(spec: AnySpec, path: str) -> str:
-    """Return the Python that leads from an argument to a part of it: `['caches'][0].length`."""
-    found = ""
-    for part in path.split(".") if path else ():
-        assert isinstance(spec, RecordSpec)
-        step = f"[{part}]" if spec.is_ordered else f".{part}"
-        found += f"[{part!r}]" if spec.kind is dict else step
-        spec = spec.parts[part]
-    return found
-
-
-def spec_to_json(spec: AnySpec) -> dict[str, Any]:
-    """Return a spec as texts and numbers."""
-    if isinstance(spec, NumberSpec):
-        if spec.size is None:
-            return {"float": [spec.low, spec.high]}
-        return {"int": _size_to_json(spec.size)}
-    if isinstance(spec, RecordSpec):
-        kind = f"{spec.kind.__module__}:{spec.kind.__qualname__}"
-        return {
-            "kind": kind,
-            "parts": [[key, spec_to_json(each)] for key, each in spec.parts.items()],
-        }
-    return {
-        "sizes": [_size_to_json(size) for size in spec.shape],
-        "dtype": str(spec.dtype).removeprefix("torch."),
-        "device": str(spec.device),
-        "optional": spec.optional,
-        "below": spec.below,
-    }
-
-
-def spec_from_json(stored: Mapping[str, Any], dims: Mapping[str, Dim]) -> AnySpec:
-    """Return what `spec_to_json` wrote.
-
-    Raises:
-        ContractError: the class of an argument cannot be imported.
-    """
-    if "float" in stored:
-        return NumberSpec(None, *stored["float"])
-    if "int" in stored:
-        size = _size_from_json(stored["int"], dims)
-        return NumberSpec(None if isinstance(size, int) else size)
-    if "parts" in stored:
-        module, _, name = stored["kind"].partition(":")
-        try:
-            kind = attrgetter(name)(import_module(module))
-        except (ImportError, AttributeError) as error:
-            raise ContractError(
-                f"the stored contract has an argument of the class {stored['kind']}, which cannot be imported "
-                f"({error}): give the contract"
-            ) from error
-        return RecordSpec({key: spec_from_json(each, dims) for key, each in stored["parts"]}, kind)
-    return TensorSpec(
-        tuple(_size_from_json(size, dims) for size in stored["sizes"]),
-        getattr(torch, stored["dtype"]),
-        torch.device(stored["device"]),
-        stored["optional"],
-        stored["below"],
-    )
-
-
-def _size_to_json(size: Size) -> Any:
-    if isinstance(size, Derived):
-        return {"of": size.dim.name, "times": size.factor, "plus": size.offset}
-    return size if isinstance(size, int) else size.name
-
-
-def _size_from_json(stored: Any, dims: Mapping[str, Dim]) -> Size:
-    if isinstance(stored, Mapping):
-        return Derived(dims[stored["of"]], stored["times"], stored["plus"])
-    return dims[stored] if isinstance(stored, str) else stored

@@ -119,7 +119,7 @@ class Target:
         return {
             "L": {**bound.arguments, **cells},
             "G": self.function.__globals__,
-            "call": self.call,
+            "model": self.call,
         }
 
     def parameters_for(self, contract: Contract) -> list[inspect.Parameter]:

@@ -5,29 +5,27 @@ Nothing here imports a compiler: a process that loads programs does not pay for 
 
 from __future__ import annotations
 
-import io
 import json
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from torchloom._torch.inductor import why_cache_is_open
 from torchloom._torch.stored import graph_from_bytes as load_graph
 from torchloom._torch.stored import graph_to_bytes, is_made_by_dynamo
 from torchloom.errors import ArtifactError
 from torchloom.pieces.build import Built, load_piece
-from torchloom.pieces.plain import PlainGraph, run_plain
+from torchloom.pieces.plain import run_plain
 from torchloom.pieces.shell import Shell
 from torchloom.serve.call.eager import why_enforced
 from torchloom.serve.call.padded import Padded
 from torchloom.serve.call.program import OutOfRange, Program
-from torchloom.serve.call.stitching import Stitching, assembled
+from torchloom.serve.call.stitching import assembled
 from torchloom.serve.call.variant import Variant
-from torchloom.serve.call.weight_checks import looks_from, with_weight_check
+from torchloom.serve.call.weight_checks import with_weight_check
 from torchloom.serve.contract.box import Box
 from torchloom.serve.contract.contract import Contract
 from torchloom.serve.counter import counter
@@ -117,14 +115,14 @@ def _variants(
         return done[known]
 
     for stored, fingerprint in zip(entry["variants"], fingerprints, strict=True):
-        stitching, looks = Stitching.from_json(stored["stitching"]), looks_from(stored["looks"])
+        shell, stitching, looks = pickle.loads(store.get(stored["code"]))
+        around = Shell.from_bytes(shell).around
         compiled, recorded = assembled(
             stitching,
             [call(piece) for piece in stored["pieces"]],
             *(stored["recorded"], stored["fixed"], stored["written"]),
         )
-        shell = Shell.from_bytes(store.get(stored["shell"]))
-        run = shell.around(with_weight_check(compiled, looks), target.call)
+        run = around(with_weight_check(compiled, looks), target.call)
         if padded := stored.get("padded"):
             axes = {path: tuple(axis) for path, axis in padded["axes"].items()}
             run = Padded(run, target, contract, contract.dims[padded["dim"]], padded["size"], axes)
@@ -134,7 +132,7 @@ def _variants(
             run,
             fingerprint,
             pieces=tuple(stored["digests"]),
-            num_calls=len(stitching.steps),
+            num_calls=stored["num_calls"],
             writes=stored["writes"],
             recorded=recorded,
             told=tuple(stored["verdicts"]),
@@ -148,7 +146,7 @@ def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
     """Store the objects of a program for one box, and return what an entry says of it."""
     return {
         **variant.stored,
-        "shell": store.put(variant.stored["shell"]),
+        "code": store.put(variant.stored["code"]),
         "fingerprint": store.put(variant.fingerprint.to_bytes()),
         "box": variant.box.to_json(),
         "checks": variant.checks,
@@ -157,7 +155,7 @@ def entry_part(variant: Variant, store: Store) -> dict[str, Any]:
         "digests": variant.pieces,
         "writes": variant.writes,
         "verdicts": variant.assumed,
-        "looks": variant.looks,
+        "num_calls": variant.num_calls,
     }
 
 
@@ -170,9 +168,9 @@ def _objects(entry: Mapping[str, Any]) -> set[str]:
     """Return the names of all objects that a program is made of."""
     found = set()
     for stored in entry["variants"]:
-        found |= {stored["shell"], stored["fingerprint"]}
+        found |= {stored["code"], stored["fingerprint"]}
         for piece in stored["pieces"]:
-            found |= object_names(piece)
+            found |= set(piece.values())
     return found
 
 
@@ -185,42 +183,26 @@ def describe_entry(entry: Mapping[str, Any], store: Store) -> tuple[list[str], l
         faults = faults_of(entry, store)
     except (KeyError, TypeError, AttributeError) as error:
         return ["no program of this version"], [f"its entry is incomplete ({error!r})"]
-    kinds = {".py": "generated sources", ".so": "shared objects", "": "pickles and tensors"}
-    counts = [
-        f"{sum(Path(name).suffix == suffix for name in names)} {words}"
-        for suffix, words in kinds.items()
-    ]
-    return [f"{factors['model']} for {machine}", ", ".join(counts)], faults
+    content = f"{len(names)} objects: bytecode, generated sources, shared objects, tensors"
+    return [f"{factors['model']} for {machine}", content], faults
 
 
-def stored_piece(built: Built, store: Store) -> dict[str, Any]:
-    """Store a compiled piece and return where its parts are; nothing if it cannot be stored."""
-    plain = built.plain
-    kernels: Mapping[str, bytes] = (
-        {key: path.read_bytes() for key, path in built.kernels.items()}
-        if plain is None
-        else plain.kernels
-    )
-    parts: dict[str, Any] = {
-        "kernels": {key: store.put(content, ".so") for key, content in kernels.items()}
-    }
-    if plain is None:
-        return {} if built.content is None else parts | {"compiled": store.put(built.content)}
-    return parts | {
-        "source": store.put(plain.source.encode(), ".py"),
-        "constants": store.put(_bytes_of(plain.constants)) if plain.constants else None,
-        "returned": plain.returned,
-        "written": list(plain.written),
-        "with_grad": plain.with_grad,
-    }
+def stored_piece(built: Built, store: Store) -> dict[str, str]:
+    """Store a compiled piece and return where it is; nothing if it cannot be stored."""
+    if built.plain is not None:
+        return {"plain": store.put(pickle.dumps(built.plain))}
+    if built.content is None:
+        return {}
+    kernels = {key: path.read_bytes() for key, path in built.kernels.items()}
+    return {"compiled": store.put(pickle.dumps((built.content, kernels)))}
 
 
-def stored_graph(graph_module: fx.GraphModule, store: Store) -> dict[str, Any]:
+def stored_graph(graph_module: fx.GraphModule, store: Store) -> dict[str, str]:
     """Store a graph that runs as it is and return where it is."""
     return {"graph": store.put(dump_graph(graph_module))}
 
 
-def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
+def loaded_piece(stored: Mapping[str, str], store: Store) -> Call:
     """Return the function of a stored piece; nothing is compiled.
 
     Raises:
@@ -228,42 +210,13 @@ def loaded_piece(stored: Mapping[str, Any], store: Store) -> Call:
     """
     if "graph" in stored:
         return load_graph(store.get(stored["graph"])).forward
-    kernels = {key: store.get(digest) for key, digest in stored["kernels"].items()}
     try:
-        if "compiled" in stored:
-            if (
-                reason := why_cache_is_open()
-            ):  # torch writes its sources there, and runs what is there
-                raise ArtifactError(reason)
-            return load_piece(store.get(stored["compiled"]), kernels)
-        returned = stored["returned"]
-        plain = PlainGraph(
-            store.get(stored["source"]).decode(),
-            kernels,
-            None if returned is None else tuple(returned),
-            tuple(stored["written"]),
-            _tensors_in(store.get(stored["constants"])) if stored["constants"] else {},
-            stored["with_grad"],
-        )
-        return run_plain(plain)
+        if "plain" in stored:
+            return run_plain(pickle.loads(store.get(stored["plain"])))
+        if reason := why_cache_is_open():  # torch writes its sources there, and runs what is there
+            raise ArtifactError(reason)
+        return load_piece(*pickle.loads(store.get(stored["compiled"])))
     except LookupError as error:
         raise ArtifactError(
             f"a piece of the program is incomplete: {error}; build again"
         ) from error
-
-
-def object_names(stored: Mapping[str, Any]) -> set[str]:
-    """Return the names under which the parts of a stored piece are in the store."""
-    names = ("graph", "compiled", "source", "constants")
-    found = {stored[name] for name in names if stored.get(name)}
-    return found | set(stored.get("kernels", {}).values())
-
-
-def _bytes_of(tensors: Mapping[str, Tensor]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(dict(tensors), buffer)
-    return buffer.getvalue()
-
-
-def _tensors_in(content: bytes) -> dict[str, Tensor]:
-    return torch.load(io.BytesIO(content), weights_only=True)

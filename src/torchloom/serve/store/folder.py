@@ -34,7 +34,7 @@ from torchloom.files import (
 )
 from torchloom.serve.store.signing_key import SigningKey
 
-VERSION = 8
+VERSION = 9
 _LOOK_S = 0.05
 _NAME = re.compile(r"[0-9a-f]{64}(\.[a-z]+)?")
 

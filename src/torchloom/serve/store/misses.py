@@ -104,7 +104,7 @@ def why_miss(
     broken, entries = store.look()
     nearest = [f"{store.root} holds no program"]
     for number, entry in enumerate(entries.values()):
-        its = contract or Contract.from_json(entry["factors"]["contract"])
+        its = contract or Contract.from_text(entry["contract"])
         lines = [
             *key_differences(entry, target, its, name),
             *(compare or fit_of)(store, entry, target, its).changes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,7 +51,6 @@ def differences_at(
     sizes: Mapping[str, int],
     without: frozenset[str] = frozenset(),
     values: Callable[[TensorSpec, Tensor], Tensor] | None = None,
-    one_object: Sequence[str] = (),
 ) -> Difference | None:
     """Run a program and the model itself; return the first difference.
 
@@ -62,14 +61,11 @@ def differences_at(
         sizes: of the arguments.
         without: paths of optional tensors that are None.
         values: makes other arguments of random ones, those that the contract itself fills aside.
-        one_object: names of arguments that are one tensor.
 
     Raises:
         ServeError: the model itself fails. That the program does where the model does not is a difference.
     """
     args = contract.example(sizes, without=without, values=values)
-    for name in one_object:
-        args[name] = args[one_object[0]]
     before = ModelSnapshot(target)
     wanted = _ran_model(target, args, before, sizes)
     try:
@@ -130,30 +126,6 @@ def is_random(
     before = ModelSnapshot(target)
     one, other = (_ran_model(target, args, before, sizes, seed) for seed in (0, 1))
     return difference_of(one, other) is not None
-
-
-def check_order(
-    target: Target, contract: Contract, sizes: Mapping[str, int], without: frozenset[str]
-) -> None:
-    """Refuse a model whose result follows from the order in which it gets what it takes as `**rest`.
-
-    Raises:
-        ServeError: it does; or the model itself fails.
-    """
-    own = {parameter.name for parameter in target.parameters}
-    args = contract.example(sizes, without=without)
-    names = [name for name in args if name not in own]
-    if len(names) < 2:
-        return
-    before = ModelSnapshot(target)
-    wanted = _ran_model(target, args, before, sizes)
-    for order in (names[::-1], [*names[1:], names[0]]):
-        others = {**{n: args[n] for n in args if n in own}, **{n: args[n] for n in order}}
-        if difference_of(wanted, _ran_model(target, others, before, sizes)):
-            raise ServeError(
-                f"{target.name} goes by the order of {', '.join(names)} in its **{target.rest}, which programs do not "
-                "see: name them in its signature, or take one dict, whose order is asked"
-            )
 
 
 def call_model(

@@ -70,33 +70,6 @@ def difference_in_box(
     return None
 
 
-def may_share_tensors(target: Target, contract: Contract, variant: Variant) -> bool:
-    """Say whether tensors that look alike may be one object: whether the model then does the same.
-
-    Args:
-        target: the model; it is what it was before.
-        contract: what arguments look like.
-        variant: the program.
-    """
-    if variant.writes or ["apart"] in variant.asked:
-        return True  # calls are asked already
-    filled = {path for path, spec in contract.tensors() if spec.fill is not None}
-    groups = contract.alike(variant.without)
-    if any(filled & set(group) for group in groups):
-        return False  # the values of one may be none of another's
-    try:
-        with gradient_mode_of(contract):
-            return not any(
-                differences_at(
-                    *(target, contract, variant.run, variant.box.largest, variant.without),
-                    one_object=group,
-                )
-                for group in groups
-            )
-    except Exception:  # noqa: BLE001 - forward may raise anything for one tensor in two arguments
-        return False
-
-
 def _trials(contract: Contract, box: Box) -> Iterator[dict[str, Any]]:
     """Yield sizes, and floats that vary, at which a program is compared with the model."""
     floats, draw = contract.floats(), random.Random(0)
@@ -128,11 +101,10 @@ def check_state(target: Target, contract: Contract, variants: Sequence[Variant])
         ServeError: they do, in a way that the second of two calls shows; or the model itself fails.
     """
     for first in variants:
-        changed = _changed_by(target, contract, first, variants)
-        for second in variants:
-            lines = changed[id(second.facts)]
-            if lines and not _is_settled(target, contract, (first, second), variants):
-                raise _refusal(lines)
+        if lines := _changed_by(target, contract, first, variants):
+            for second in variants:
+                if not _is_settled(target, contract, (first, second), variants):
+                    raise _refusal(lines)
 
 
 def refuse_changed(target: Target, contract: Contract, variant: Variant) -> None:
@@ -146,8 +118,7 @@ def refuse_changed(target: Target, contract: Contract, variant: Variant) -> None
     Raises:
         ServeError: something could not be put back.
     """
-    lines = _lines(target, contract, variant, contract.fixed)
-    if lines:
+    if lines := _lines(target, contract, [variant], contract.fixed):
         raise _refusal(lines)
 
 
@@ -163,20 +134,18 @@ def _refusal(lines: Lines) -> ServeError:
 
 def _changed_by(
     target: Target, contract: Contract, first: Variant, variants: Sequence[Variant]
-) -> dict[int, Lines]:
-    """Return what a call of the model changes of what each program was traced from, by its facts."""
+) -> Lines:
+    """Return what a call of the model changes of what programs were traced from."""
     args = contract.example(first.box.largest, without=first.without)
     before = ModelSnapshot(target)
     copies = copied_args(target, args)
     try:
         call_model(target, copies)
-        found = _all_lines(target, contract, variants, copies)
+        found = _lines(target, contract, variants, copies)
     finally:
         before.restore()
-    if any(found.values()):  # what was another thing before the call already says nothing of it
-        known = _all_lines(target, contract, variants, copied_args(target, args))
-        return {each: lines - known[each] for each, lines in found.items()}
-    return found
+    # What was another thing before the call already says nothing of it.
+    return found and found - _lines(target, contract, variants, copied_args(target, args))
 
 
 def _is_settled(
@@ -196,9 +165,9 @@ def _is_settled(
         try:
             copies = _copied_in_a_row(target, contract, given)
             call_model(target, copies[0])
-            once = _all_lines(target, contract, variants, copies[0])
+            once = _lines(target, contract, variants, copies[0])
             wanted = call_model(target, copies[1], 1)
-            if _all_lines(target, contract, variants, copies[1]) != once:
+            if _lines(target, contract, variants, copies[1]) != once:
                 return False
             before_program = before.written()
             before.restore()
@@ -239,23 +208,20 @@ def _ends(variant: Variant) -> Iterator[dict[str, int]]:
         yield variant.box.largest
 
 
-def _all_lines(
+def _lines(
     target: Target, contract: Contract, variants: Sequence[Variant], given: Mapping[str, Any]
-) -> dict[int, Lines]:
-    """Return what differs from what each program was traced from, by its facts: programs of one trace share them."""
-    one_each = {id(each.facts): each for each in variants}
-    return {key: _lines(target, contract, each, given) for key, each in one_each.items()}
-
-
-def _lines(target: Target, contract: Contract, variant: Variant, given: Mapping[str, Any]) -> Lines:
-    """Return what differs from what a program was traced from.
+) -> Lines:
+    """Return what differs from what programs were traced from.
 
     Args:
         target: the model.
         contract: what arguments look like.
-        variant: the program.
+        variants: the programs; those of one trace share its facts.
         given: arguments of a call; those that the contract fixes are looked at.
     """
-    blank = contract.blank(variant.box.largest, variant.without)
-    scope = target.scope({**blank, **{name: given[name] for name in contract.fixed}})
-    return set(changed_facts(variant.facts, scope))
+    found: set[str] = set()
+    for each in {id(variant.facts): variant for variant in variants}.values():
+        blank = contract.blank(each.box.largest, each.without)
+        scope = target.scope({**blank, **{name: given[name] for name in contract.fixed}})
+        found.update(changed_facts(each.facts, scope))
+    return found

@@ -28,8 +28,8 @@ class Lowered:
     """A piece that can run."""
 
     call: Call
-    stored: dict[str, Any] = field(default_factory=dict)
-    """Where its parts are in the store, or the parts themselves while there is none."""
+    stored: dict[str, str] = field(default_factory=dict)
+    """Where it is in the store, by its form."""
     why_not: str = ""
     """Why it cannot be stored."""
     guards: tuple[SizeGuard, ...] = ()
