@@ -16,7 +16,7 @@ import torchloom
 from support.optimizers import Base
 from support.pool import run_ranks
 from torchloom.errors import EngineError
-from torchloom.loop.ownership import Load, add_to_least
+from torchloom.loop.owners import Load, add_to_least
 
 BATCHES = 6
 """Of each step, divided among the ranks."""

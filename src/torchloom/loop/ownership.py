@@ -7,7 +7,7 @@
 Groups that are elementwise (`loop.elementwise`) step shards as ever, in the same call. States live on owners alone. A step
 costs (g + 2 w) P / N bytes a rank, with g and w bytes of an element of gradient and weight, P elements that are owned and
 N ranks; gathering every gradient everywhere would cost g P and N times the work. A communication is one packed
-all-to-all of at most `_BUCKET_BYTES`, or of one parameter.
+all-to-all of at most `BUCKET_BYTES`, or of one parameter.
 
 Stage 1 does the same to the slices of its whole weights. With several copies of the weights (hybrid sharding) the ranks
 of each copy own and step alike.
@@ -15,13 +15,11 @@ of each copy own and step alike.
 
 from __future__ import annotations
 
-import json
-import math
 import weakref
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,44 +27,17 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch.untraced import leave_alone
-from torchloom.checkpoints.values import Value, decode, dtype_of, value_of
 from torchloom.config import Config
 from torchloom.errors import ConfigError, EngineError
 from torchloom.log import get_logger
 from torchloom.loop.elementwise import check_may_divide, is_elementwise
-from torchloom.runtime import Communicator, lookup
-from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts, local_shard
+from torchloom.loop.owner_exchanges import buckets, from_owners, state_from_owner, to_owners
+from torchloom.loop.owners import Load, Unit, add_to_least
+from torchloom.runtime import lookup
+from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
 from torchloom.shard.optimizer_states import find_owners_by
-from torchloom.shard.shards import valid_numel
 
 logger = get_logger(__name__)
-
-_BUCKET_BYTES = 32 << 20
-"""Of the parameters in one exchange: what each rank holds twice while it is under way is 1/N of gradients and weights."""
-
-
-class Unit(NamedTuple):
-    """A parameter that one rank steps."""
-
-    param: nn.Parameter
-    spec: ParamSpec
-    layout: Layout
-    owner: int
-    """Its rank among those that share one copy of the weights."""
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this rank is the owner."""
-        return self.owner == self.layout.rank
-
-    def numel_of(self, rank: int) -> int:
-        """Return how many elements a rank's shard holds, without padding."""
-        return valid_numel(self.spec.numel, rank, self.spec.shard_numel)
-
-    def part_of(self, flat: Tensor, rank: int) -> Tensor:
-        """Return what of a flat whole tensor is in a rank's shard."""
-        start = rank * self.spec.shard_numel
-        return flat[start : start + self.numel_of(rank)]
 
 
 class Ownership:
@@ -150,7 +121,7 @@ class Ownership:
         optimizer, found = self._known_optimizer(), dict[int, dict[str, Any]]()
         for unit in self.units.values():
             mine = optimizer.state.get(unit.param) if unit.is_mine else None
-            state = _from_owner(unit, mine)
+            state = state_from_owner(unit, mine)
             if state is not None:
                 found[id(unit.param)] = {key: keep(value) for key, value in state.items()}
         return found
@@ -165,8 +136,8 @@ class Ownership:
             for param in group["params"]
             if param.grad is not None and (unit := self.units.get(id(param))) is not None
         ]
-        for bucket in _buckets(present):
-            wholes = _to_owners(bucket)
+        for bucket in buckets(present):
+            wholes = to_owners(bucket)
             for unit in bucket:
                 self._shards.append((unit, unit.param.data, unit.param.grad))
                 whole = wholes.get(id(unit.param))
@@ -200,8 +171,8 @@ class Ownership:
                 f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
-        for bucket in _buckets(units):
-            _from_owners(bucket, stepped)
+        for bucket in buckets(units):
+            from_owners(bucket, stepped)
 
     def _numbers_differ(self) -> bool:
         """Say whether ranks of the shard group see other numbers in the optimizer and its groups."""
@@ -233,37 +204,6 @@ class Ownership:
         optimizer = self._optimizer()
         assert optimizer is not None, "it has been freed"
         return optimizer
-
-
-class Load(NamedTuple):
-    """What a rank has to do for its parameters: compared by cost, then by memory."""
-
-    cost: float
-    numel: float
-
-    @staticmethod
-    def of(shape: Sequence[int]) -> Load:
-        """Return the load of a parameter: the products of a step of Newton-Schulz, as good a guess for other optimizers.
-
-        With s the smaller and l the larger side it is 4 s^2 l + 2 s^3 (Jordan et al., "Muon", 2024); of what is no matrix,
-        its elements.
-        """
-        numel = math.prod(shape)
-        if len(shape) < 2 or not numel:
-            return Load(numel, numel)
-        small, large = sorted((shape[0], numel // shape[0]))
-        return Load(4 * small**2 * large + 2 * small**3, numel)
-
-
-def add_to_least(loads: list[Load], load: Load) -> int:
-    """Add a load to that of the rank with the least, and return this rank.
-
-    Loads that come in descending order end up within a third of the best division, and closer where they are many:
-    Graham, "Bounds on Multiprocessing Timing Anomalies", 1969.
-    """
-    owner = loads.index(min(loads))
-    loads[owner] = Load(loads[owner].cost + load.cost, loads[owner].numel + load.numel)
-    return owner
 
 
 _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -344,102 +284,3 @@ def _numbers(values: Iterable[object]) -> Iterator[float]:
 
 def _num_params(optimizer: Any) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _buckets(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """Group parameters of one model and dtype up to `_BUCKET_BYTES`; each bucket is ordered by owner."""
-    open_: dict[tuple[str, torch.dtype], list[Unit]] = {}
-    for unit in units:
-        key = unit.layout.handle, unit.spec.dtype
-        bucket = open_.setdefault(key, [])
-        bucket.append(unit)
-        if sum(each.spec.numel for each in bucket) * unit.spec.dtype.itemsize >= _BUCKET_BYTES:
-            yield sorted(open_.pop(key), key=lambda each: each.owner)
-    for bucket in open_.values():
-        yield sorted(bucket, key=lambda each: each.owner)
-
-
-def _to_owners(bucket: Sequence[Unit]) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the whole weights and gradients, flat, that this rank owns, by the id of the parameter."""
-    comm, rank, size = _comm_of(bucket)
-    mine = [unit for unit in bucket if unit.is_mine]
-    sent = [
-        local_shard(part).view(-1)[: unit.numel_of(rank)]
-        for unit in bucket
-        for part in (unit.param, _gradient(unit))
-    ]
-    numels = [
-        [2 * sum(unit.numel_of(i) for unit in bucket if unit.owner == j) for j in range(size)]
-        for i in range(size)
-    ]
-    names = [unit.spec.name for unit in bucket]
-    received = comm.exchange(torch.cat(sent), numels, "gradients to owners", names)
-    parts = received.split([unit.numel_of(i) for i in range(size) for unit in mine for _ in "wg"])
-    rows = [parts[i * 2 * len(mine) : (i + 1) * 2 * len(mine)] for i in range(size)]
-    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
-    return {
-        id(unit.param): (columns[2 * place], columns[2 * place + 1])
-        for place, unit in enumerate(mine)
-    }
-
-
-def _from_owners(bucket: Sequence[Unit], stepped: dict[int, Tensor]) -> None:
-    """Write what owners have stepped into the shards of all ranks."""
-    comm, rank, size = _comm_of(bucket)
-    mine = [unit for unit in bucket if unit.is_mine]
-    flats = {id(unit.param): _checked(unit, stepped[id(unit.param)]) for unit in mine}
-    sent = [unit.part_of(flats[id(unit.param)], j) for j in range(size) for unit in mine]
-    numels = [
-        [sum(unit.numel_of(j) for unit in bucket if unit.owner == i) for j in range(size)]
-        for i in range(size)
-    ]
-    names = [unit.spec.name for unit in bucket]
-    empty = local_shard(bucket[0].param).new_empty(0)
-    received = comm.exchange(torch.cat([empty, *sent]), numels, "weights from owners", names)
-    parts = received.split([unit.numel_of(rank) for unit in bucket])
-    for unit, part in zip(bucket, parts, strict=True):
-        local_shard(unit.param).view(-1)[: part.numel()].copy_(part)
-
-
-def _from_owner(unit: Unit, state: Any) -> dict[str, Any] | None:
-    """Return the states of one parameter, which its owner has: first what they are, then each tensor."""
-    comm, device = lookup(unit.layout.handle), unit.param.device
-    told = Value(None) if state is None else value_of(unit.spec.name, dict(state))
-    facts = [(key, str(each.dtype)[6:], list(each.shape)) for key, each in told.tensors.items()]
-    text = json.dumps([told.tree, facts]).encode()
-    length = torch.tensor([len(text)], device=device)
-    comm.broadcast([length], unit.owner)
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    if unit.is_mine:
-        content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    content = content.to(device)
-    comm.broadcast([content], unit.owner)
-    tree, facts = json.loads(bytes(content.tolist()))
-    tensors: dict[str, Tensor] = {}
-    for key, dtype, shape in facts:
-        own = told.tensors[key].to(device).contiguous() if unit.is_mine else None
-        tensors[key] = (
-            own if own is not None else torch.empty(shape, dtype=dtype_of(dtype), device=device)
-        )
-        comm.broadcast([tensors[key]], unit.owner)
-    return decode(tree, tensors.__getitem__)
-
-
-def _comm_of(bucket: Sequence[Unit]) -> tuple[Communicator, int, int]:
-    layout = bucket[0].layout
-    return lookup(layout.handle), layout.rank, layout.world_size
-
-
-def _gradient(unit: Unit) -> Tensor:
-    grad = unit.param.grad
-    assert grad is not None, unit.spec.name
-    return grad
-
-
-def _checked(unit: Unit, stepped: Tensor) -> Tensor:
-    if stepped.numel() != unit.spec.numel or stepped.dtype != unit.spec.dtype:
-        raise EngineError(
-            f"the optimizer gave {unit.spec.name!r} a tensor of shape {tuple(stepped.shape)} and {stepped.dtype}, and it "
-            f"has {unit.spec.shape} and {unit.spec.dtype}: an optimizer may change values alone"
-        )
-    return stepped.reshape(-1)
