@@ -75,6 +75,8 @@ class Ownership:
         """Communicators of the parameters of this step, and where they lie."""
         self._groups: list[list[nn.Parameter]] = []
         """Parameters of each group while a step sees this rank's alone."""
+        self._counts = False
+        """Whether a step of a part changed numbers of the optimizer that are not of this part alone."""
         self.num_seen = -1
         """Parameters in the optimizer's groups when owners were chosen."""
 
@@ -190,11 +192,7 @@ class Ownership:
         self._show(optimizer, lambda param: id(param) in mine)
         before = _numbers_key(optimizer)
         step_without_hooks(optimizer)
-        if _numbers_key(optimizer) != before:
-            raise EngineError(
-                f"{type(optimizer).__name__} was declared to step parameters by parts, and its step has changed a number that "
-                "it keeps for all of them: do not declare it so"
-            )
+        self._counts |= _numbers_key(optimizer) != before
 
     def _bring_back(self, trip: Trip) -> None:
         """Begin to send back what was stepped, and take in what was sent before."""
@@ -214,26 +212,34 @@ class Ownership:
         """Bring stepped weights back into the shards, after a step of the optimizer. All ranks must call.
 
         Raises:
-            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters; no
-                weight that it has stepped in one call has changed.
+            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters, and no
+                weight that it owns has changed; or it was declared to step by parts, and keeps numbers for all of them.
         """
-        if self._numbers_differ():
+        name, differ, counts = type(self._known_optimizer()).__name__, *self._compare_numbers()
+        if counts or differ:
             self.restore()
+        if counts:
             raise EngineError(
-                f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
+                f"{name} was declared to step by parts (by_parts = True), but a step of some parameters changes a number that "
+                "it keeps for all of them: do not declare it so"
+            )
+        if differ:
+            raise EngineError(
+                f"{name} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
         self.bring_back()
 
-    def _numbers_differ(self) -> bool:
-        """Say whether ranks of the shard group see other numbers in the optimizer and its groups."""
-        key = _numbers_key(self._known_optimizer())
+    def _compare_numbers(self) -> tuple[bool, bool]:
+        """Say whether ranks see other numbers in the optimizer and its groups, and whether parts changed any."""
+        key, counts = _numbers_key(self._known_optimizer()), self._counts
+        self._counts = differ = False
         for handle, device in self._handles.items():
-            own = torch.tensor([key], device=device)
-            rows = lookup(handle).gather_small(own, "numbers of the optimizer")
-            if bool((rows != key).any()):
-                return True
-        return False
+            own = torch.tensor([key, counts], device=device)
+            rows = lookup(handle).gather_small(own, "numbers of the optimizer").tolist()
+            differ |= any(other != key for other, _ in rows)
+            counts |= any(other for _, other in rows)
+        return differ, counts
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""

@@ -53,6 +53,8 @@ class _Compiled(NamedTuple):
     module: nn.Module
     layout: Layout
     num_params: int
+    owned_bytes: int
+    """Of the gradients and weights that travel to owners, and the weights that travel back, in a step of all ranks."""
 
     def result(
         self, table: CostTable, settings: Config, name: str, tokens: int, began: float
@@ -81,6 +83,9 @@ class _Compiled(NamedTuple):
             computed.update(each.times.compute_by if each.times else {})
         peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
         boundary_us = _boundary_us(self.layout, table)
+        # An all-to-all of so many bytes sends from each rank what an all-gather of a part for one rank does.
+        ranks = self.layout.world_size
+        boundary_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
         kinds: Counter[str] = Counter()
         for group in peak.groups:
@@ -310,7 +315,9 @@ def _compiled(
         with autocasting(settings.precision, device):
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
-    return _Compiled(step, module, layout, num_params)
+    owned = () if local.ownership is None else local.ownership.units.values()
+    owned_bytes = sum(3 * unit.spec.numel * unit.spec.dtype.itemsize for unit in owned)
+    return _Compiled(step, module, layout, num_params, owned_bytes)
 
 
 def _adamw(params: Any) -> Optimizer:
