@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -287,12 +288,13 @@ def _compiled(
     with fake_mode():
         shard_module(module, layout, init=lambda each: None, device=device)
         local = OwnedParams(module, layout, comm)
-        made = make_optimizer(
-            settings.optimizer,
-            optimizer or (None if settings.optimizer else _adamw),
-            None,
-            local,
-        )
+        with _whole(local):
+            made = make_optimizer(
+                settings.optimizer,
+                optimizer or (None if settings.optimizer else _adamw),
+                None,
+                local,
+            )
         description = describe_step(
             settings,
             CompileCall(name="torchloom.simulate"),
@@ -318,6 +320,17 @@ def _compiled(
     owned = () if local.ownership is None else local.ownership.units.values()
     owned_bytes = sum(3 * unit.spec.numel * unit.spec.dtype.itemsize for unit in owned)
     return _Compiled(step, module, layout, num_params, owned_bytes)
+
+
+@contextmanager
+def _whole(local: OwnedParams) -> Iterator[None]:
+    """Let parameters have the shapes of whole ones in a `with` block, as real shards say of themselves."""
+    held = [(each.param, each.param.data) for each in local]
+    for each in local:
+        each.param.data = torch.empty(each.spec.shape, dtype=each.spec.dtype)
+    yield
+    for param, data in held:
+        param.data = data
 
 
 def _adamw(params: Any) -> Optimizer:
