@@ -295,8 +295,10 @@ class Ownership:
         known = [each for each in found if each is not None]
         if len(known) < len(found):
             return None
-        fullest = max(known, key=lambda each: sum(each.state_bytes.values()))
-        return fullest._replace(peak_bytes=max(each.peak_bytes for each in known))
+        kept = [sum(each.state_bytes.values()) for each in known]
+        peak_bytes = max(size + each.peak_bytes for size, each in zip(kept, known, strict=True))
+        fullest = known[kept.index(max(kept))]
+        return fullest._replace(peak_bytes=peak_bytes - max(kept))
 
     def _known_optimizer(self) -> Optimizer:
         optimizer = self._optimizer()
