@@ -23,7 +23,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError, ShardError
 from torchloom.loop.clip import Gradients
-from torchloom.loop.ownership import Ownership, Unit
+from torchloom.loop.owners import Unit
+from torchloom.loop.ownership import Ownership
 from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward

@@ -7,7 +7,10 @@
 Groups that are elementwise (`loop.elementwise`) step shards as ever, in the same call. States live on owners alone. A step
 costs (g + 2 w) P / N bytes a rank, with g and w bytes of an element of gradient and weight, P elements that are owned and
 N ranks; gathering every gradient everywhere would cost g P and N times the work. A communication is one packed
-all-to-all of at most `_BUCKET_BYTES`, or of one parameter.
+all-to-all of about `BUCKET_BYTES`, or of one larger parameter, and the next one runs beside what is done to a bucket:
+
+    by parts   go 0 | go 1, step 0, back 0 | go 2, step 1, back 1 | ...    optimizers known, or declared, to be equal by parts
+    at once    go 0 | go 1, unpack 0 | ... | step all | back 0 | back 1    others: `step` is called once, with all that is owned
 
 Stage 1 does the same to the slices of its whole weights. With several copies of the weights (hybrid sharding) the ranks
 of each copy own and step alike.
@@ -15,13 +18,11 @@ of each copy own and step alike.
 
 from __future__ import annotations
 
-import json
-import math
 import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,44 +30,30 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch.untraced import leave_alone
-from torchloom.checkpoints.values import Value, decode, dtype_of, value_of
-from torchloom.config import Config
-from torchloom.errors import ConfigError, EngineError
+from torchloom.errors import EngineError
 from torchloom.log import get_logger
-from torchloom.loop.elementwise import check_may_divide, is_elementwise
-from torchloom.runtime import Communicator, lookup
-from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts, local_shard
+from torchloom.loop.elementwise import (
+    check_may_divide,
+    is_elementwise,
+    may_step_by_parts,
+    step_without_hooks,
+)
+from torchloom.loop.owner_exchanges import (
+    BeginExchange,
+    Trip,
+    begin_exchange,
+    buckets,
+    state_from_owner,
+)
+from torchloom.loop.owners import Load, Unit, add_to_least
+from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
+from torchloom.runtime import lookup
+from torchloom.runtime.base import Pending
+from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
 from torchloom.shard.optimizer_states import find_owners_by
-from torchloom.shard.shards import valid_numel
+from torchloom.step.interfaces import OwnedMemory
 
 logger = get_logger(__name__)
-
-_BUCKET_BYTES = 32 << 20
-"""Of the parameters in one exchange: what each rank holds twice while it is under way is 1/N of gradients and weights."""
-
-
-class Unit(NamedTuple):
-    """A parameter that one rank steps."""
-
-    param: nn.Parameter
-    spec: ParamSpec
-    layout: Layout
-    owner: int
-    """Its rank among those that share one copy of the weights."""
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this rank is the owner."""
-        return self.owner == self.layout.rank
-
-    def numel_of(self, rank: int) -> int:
-        """Return how many elements a rank's shard holds, without padding."""
-        return valid_numel(self.spec.numel, rank, self.spec.shard_numel)
-
-    def part_of(self, flat: Tensor, rank: int) -> Tensor:
-        """Return what of a flat whole tensor is in a rank's shard."""
-        start = rank * self.spec.shard_numel
-        return flat[start : start + self.numel_of(rank)]
 
 
 class Ownership:
@@ -74,18 +61,25 @@ class Ownership:
 
     Args:
         optimizer: over parameters of sharded models; it is not held.
+        begin: begins an all-to-all between ranks.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(self, optimizer: Optimizer, begin: BeginExchange = begin_exchange) -> None:
+        self._optimizer, self._begin_exchange = weakref.ref(optimizer), begin
         self.units: dict[int, Unit] = {}
         """By the id of the parameter."""
         self._loads: dict[str, list[Load]] = {}
         """By the handle of a communicator, of each of its ranks."""
-        self._shards: list[tuple[Unit, Tensor, Tensor | None]] = []
-        """Data and gradient of what is whole now."""
+        self._away: list[Trip] = []
+        """Parameters that are on their way to owners, or whole there."""
+        self._returning: list[Trip] = []
+        """Those whose stepped weights are on their way back."""
+        self._handles: dict[str, torch.device] = {}
+        """Communicators of the parameters of this step, and where they lie."""
         self._groups: list[list[nn.Parameter]] = []
         """Parameters of each group while a step sees this rank's alone."""
+        self._counts = False
+        """Whether a step of a part changed numbers of the optimizer that are not of this part alone."""
         self.num_seen = -1
         """Parameters in the optimizer's groups when owners were chosen."""
 
@@ -150,13 +144,17 @@ class Ownership:
         optimizer, found = self._known_optimizer(), dict[int, dict[str, Any]]()
         for unit in self.units.values():
             mine = optimizer.state.get(unit.param) if unit.is_mine else None
-            state = _from_owner(unit, mine)
+            state = state_from_owner(unit, mine)
             if state is not None:
                 found[id(unit.param)] = {key: keep(value) for key, value in state.items()}
         return found
 
     def begin(self) -> None:
-        """Make parameters and gradients whole on their owners, and show the optimizer these alone. All ranks must call."""
+        """Bring parameters and gradients to their owners, and show the optimizer these alone. All ranks must call.
+
+        The next bucket travels meanwhile. Of an optimizer that may step by parts, all buckets but the last one are stepped here
+        and begin to travel back: the others wait for the optimizer's own call.
+        """
         self.restore()
         optimizer = self._known_optimizer()
         present = [
@@ -165,105 +163,150 @@ class Ownership:
             for param in group["params"]
             if param.grad is not None and (unit := self.units.get(id(param))) is not None
         ]
-        for bucket in _buckets(present):
-            wholes = _to_owners(bucket)
-            for unit in bucket:
-                self._shards.append((unit, unit.param.data, unit.param.grad))
-                whole = wholes.get(id(unit.param))
-                unit.param.grad = None
-                if whole is not None:
-                    weight, grad = (each.view(unit.spec.shape) for each in whole)
-                    unit.param.data = weight
-                    unit.param.grad = grad
-        mine = {id(unit.param) for unit in present if unit.is_mine}
-        for group in optimizer.param_groups:
-            self._groups.append(group["params"])
-            group["params"] = [
-                param
-                for param in group["params"]
-                if id(param) not in self.units or id(param) in mine
-            ]
+        self._groups = [group["params"] for group in optimizer.param_groups]
+        self._handles = {unit.layout.handle: unit.param.device for unit in present}
+        split = list(buckets(present))
+        by_parts = len(split) > 1 and may_step_by_parts(optimizer)
+        for trip in self._arriving(split):
+            if by_parts and trip.bucket is not split[-1]:
+                self._step_alone(optimizer, trip.mine)
+                self._bring_back(trip)
+        mine = {id(unit.param) for trip in self._away for unit in trip.mine}
+        self._show(optimizer, lambda param: id(param) not in self.units or id(param) in mine)
+
+    def _arriving(self, split: Sequence[Sequence[Unit]]) -> Iterator[Trip]:
+        """Yield each bucket when it is on its owners, and begin to send the next one before that."""
+        for at in range(len(split) + 1):
+            if at < len(split):
+                self._away.append(Trip(split[at], self._begin_exchange))
+            if at:
+                trip = next(each for each in self._away if each.bucket is split[at - 1])
+                trip.arrive()
+                yield trip
+
+    def _show(self, optimizer: Optimizer, is_shown: Callable[[Tensor], bool]) -> None:
+        for group, params in zip(optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [param for param in params if is_shown(param)]
+
+    def _step_alone(self, optimizer: Optimizer, units: Sequence[Unit]) -> None:
+        if not units:
+            return
+        mine = {id(unit.param) for unit in units}
+        self._show(optimizer, lambda param: id(param) in mine)
+        before = _numbers_key(optimizer)
+        step_without_hooks(optimizer)
+        self._counts |= _numbers_key(optimizer) != before
+
+    def _bring_back(self, trip: Trip) -> None:
+        """Begin to send back what was stepped, and take in what was sent before."""
+        trip.turn_back()
+        self._away.remove(trip)
+        before, self._returning = self._returning, [trip]
+        for each in before:
+            each.end()
+
+    def bring_back(self) -> None:
+        """Bring stepped weights back into the shards. All ranks must call."""
+        for trip in list(self._away):
+            self._bring_back(trip)
+        self.restore()
 
     def end(self) -> None:
-        """Bring the stepped weights back into the shards. All ranks must call.
+        """Bring stepped weights back into the shards, after a step of the optimizer. All ranks must call.
 
         Raises:
-            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters; no
-                weight that is owned has changed.
+            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters, and no
+                weight that it owns has changed; or it was declared to step by parts, and keeps numbers for all of them.
         """
-        differ = self._numbers_differ()
-        stepped = {id(unit.param): unit.param.data for unit, *_ in self._shards if unit.is_mine}
-        units = [unit for unit, *_ in self._shards]
-        self.restore()
+        name, differ, counts = type(self._known_optimizer()).__name__, *self._compare_numbers()
+        if counts or differ:
+            self.restore()
+        if counts:
+            raise EngineError(
+                f"{name} was declared to step by parts (by_parts = True), but a step of some parameters changes a number that "
+                "it keeps for all of them: do not declare it so"
+            )
         if differ:
             raise EngineError(
-                f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
+                f"{name} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
-        for bucket in _buckets(units):
-            _from_owners(bucket, stepped)
+        self.bring_back()
 
-    def _numbers_differ(self) -> bool:
-        """Say whether ranks of the shard group see other numbers in the optimizer and its groups."""
-        optimizer = self._known_optimizer()
-        found = [value for group in optimizer.param_groups for value in group.values()]
-        key = zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
-        for handle, device in {
-            unit.layout.handle: unit.param.device for unit, *_ in self._shards
-        }.items():
-            own = torch.tensor([key], device=device)
-            rows = lookup(handle).gather_small(own, "numbers of the optimizer")
-            if bool((rows != key).any()):
-                return True
-        return False
+    def _compare_numbers(self) -> tuple[bool, bool]:
+        """Say whether ranks see other numbers in the optimizer and its groups, and whether parts changed any."""
+        key, counts = _numbers_key(self._known_optimizer()), self._counts
+        self._counts = differ = False
+        for handle, device in self._handles.items():
+            own = torch.tensor([key, counts], device=device)
+            rows = lookup(handle).gather_small(own, "numbers of the optimizer").tolist()
+            differ |= any(other != key for other, _ in rows)
+            counts |= any(other for _, other in rows)
+        return differ, counts
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
-        if not self._groups and not self._shards:
-            return
-        for unit, data, grad in self._shards:
-            unit.param.grad = None
-            unit.param.data = data
-            unit.param.grad = grad
-        for group, params in zip(self._known_optimizer().param_groups, self._groups, strict=False):
-            group["params"] = params
-        self._shards, self._groups = [], []
+        groups, self._groups = self._groups, []
+        if groups:
+            for group, params in zip(self._known_optimizer().param_groups, groups, strict=False):
+                group["params"] = params
+        away, self._away, returning, self._returning = self._away, [], self._returning, []
+        for trip in away:
+            trip.undo()
+        for trip in returning:
+            trip.end()
+
+    def memory(self, workspaces: WorkspaceTable, rank: int | None = None) -> StepMemory | None:
+        """Return what a step allocates on a rank, exchanges included, and the states that this rank keeps.
+
+        The optimizer's own code and the exchanges run on tensors without data, and nothing is sent.
+
+        Args:
+            workspaces: what operators allocate for themselves; unknown ones are probed.
+            rank: default: this one. Another one's shards are taken to be as long as this one's.
+
+        Returns:
+            None where the step cannot run on tensors without data.
+        """
+
+        def step_of(twin: Twin) -> Callable[[], None]:
+            optimizer, stand_ins = twin
+            ownership = Ownership(optimizer, _send_nothing)
+            for key, unit in self.units.items():
+                own, size = unit.layout.rank, unit.layout.world_size
+                owner = unit.owner if rank is None else (unit.owner - rank + own) % size
+                made = stand_ins[key]
+                ownership.units[id(made)] = unit._replace(param=made, owner=owner)
+
+            def step() -> None:
+                ownership.begin()
+                step_without_hooks(optimizer)
+                ownership.bring_back()
+
+            return step
+
+        return step_memory(self._known_optimizer(), workspaces, step_of)
+
+    def most_memory(self, workspaces: WorkspaceTable) -> StepMemory | None:
+        """Return the most that any rank allocates in a step, and the states of the rank that keeps most; see `memory`."""
+        split = list(buckets(self.units.values()))
+        kinds = {
+            tuple(tuple(u.spec.shape for u in bucket if u.owner == rank) for bucket in split): rank
+            for rank in range(split[0][0].layout.world_size)
+        }
+        found = [self.memory(workspaces, rank) for rank in kinds.values()]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found):
+            return None
+        kept = [sum(each.state_bytes.values()) for each in known]
+        peak_bytes = max(size + each.peak_bytes for size, each in zip(kept, known, strict=True))
+        fullest = known[kept.index(max(kept))]
+        return fullest._replace(peak_bytes=peak_bytes - max(kept))
 
     def _known_optimizer(self) -> Optimizer:
         optimizer = self._optimizer()
         assert optimizer is not None, "it has been freed"
         return optimizer
-
-
-class Load(NamedTuple):
-    """What a rank has to do for its parameters: compared by cost, then by memory."""
-
-    cost: float
-    numel: float
-
-    @staticmethod
-    def of(shape: Sequence[int]) -> Load:
-        """Return the load of a parameter: the products of a step of Newton-Schulz, as good a guess for other optimizers.
-
-        With s the smaller and l the larger side it is 4 s^2 l + 2 s^3 (Jordan et al., "Muon", 2024); of what is no matrix,
-        its elements.
-        """
-        numel = math.prod(shape)
-        if len(shape) < 2 or not numel:
-            return Load(numel, numel)
-        small, large = sorted((shape[0], numel // shape[0]))
-        return Load(4 * small**2 * large + 2 * small**3, numel)
-
-
-def add_to_least(loads: list[Load], load: Load) -> int:
-    """Add a load to that of the rank with the least, and return this rank.
-
-    Loads that come in descending order end up within a third of the best division, and closer where they are many:
-    Graham, "Bounds on Multiprocessing Timing Anomalies", 1969.
-    """
-    owner = loads.index(min(loads))
-    loads[owner] = Load(loads[owner].cost + load.cost, loads[owner].numel + load.numel)
-    return owner
 
 
 _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -296,22 +339,6 @@ def ownership_of(optimizer: Any) -> Ownership:
     return known
 
 
-def refuse_budget(config: Config, optimizer: Any) -> None:
-    """Refuse a memory budget where owners step parameters: a plan counts states of shards.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    options = config.compile
-    asked = options.memory_budget is not None or options.plan is not None
-    stepped = getattr(optimizer, "optimizer", optimizer)  # of a framework's wrapper
-    if asked and stepped is not None and ownership_of(stepped).units:
-        raise ConfigError(
-            f"compile.memory_budget and compile.plan do not count the states that {type(stepped).__name__} keeps of whole "
-            "parameters on the ranks that own them: drop the key, or use an optimizer that is elementwise, such as AdamW"
-        )
-
-
 def begin_whole_step(optimizer: Optimizer) -> None:
     """Make whole what an optimizer is about to step as an owner."""
     for other in list(_KNOWN.values()):
@@ -324,6 +351,20 @@ def end_whole_step(optimizer: Optimizer) -> None:
     ownership = _KNOWN.get(optimizer)
     if ownership is not None and ownership.is_stepping:
         ownership.end()
+
+
+def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:
+    """Return what finds out the memory of an optimizer's steps; None where ranks own no parameters of it.
+
+    Args:
+        optimizer: of torch's class, or what a framework wraps around one.
+        of_any_rank: whether the most of all ranks is asked for, as in a simulation, where this one stands for all.
+    """
+    stepped = getattr(optimizer, "optimizer", optimizer)
+    ownership = None if stepped is None else ownership_of(stepped)
+    if ownership is None or not ownership.units:
+        return None
+    return ownership.most_memory if of_any_rank else ownership.memory
 
 
 find_owners_by(ownership_of)
@@ -342,104 +383,22 @@ def _numbers(values: Iterable[object]) -> Iterator[float]:
             yield from _numbers(value)  # type: ignore[arg-type]
 
 
+def _numbers_key(optimizer: Optimizer) -> int:
+    """Return a checksum of the numbers in an optimizer and its groups."""
+    groups = optimizer.param_groups
+    found = [value for group in groups for name, value in group.items() if name != "params"]
+    return zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
+
+
+def _send_nothing(
+    handle: str, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
+) -> tuple[Tensor, Pending]:
+    """Allocate what an exchange does, and hold it as long; of tensors without data."""
+    del what, names
+    rank = lookup(handle).rank
+    held = [sent]
+    return sent.new_empty(sum(row[rank] for row in numels)), Pending(held.clear)
+
+
 def _num_params(optimizer: Any) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _buckets(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """Group parameters of one model and dtype up to `_BUCKET_BYTES`; each bucket is ordered by owner."""
-    open_: dict[tuple[str, torch.dtype], list[Unit]] = {}
-    for unit in units:
-        key = unit.layout.handle, unit.spec.dtype
-        bucket = open_.setdefault(key, [])
-        bucket.append(unit)
-        if sum(each.spec.numel for each in bucket) * unit.spec.dtype.itemsize >= _BUCKET_BYTES:
-            yield sorted(open_.pop(key), key=lambda each: each.owner)
-    for bucket in open_.values():
-        yield sorted(bucket, key=lambda each: each.owner)
-
-
-def _to_owners(bucket: Sequence[Unit]) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the whole weights and gradients, flat, that this rank owns, by the id of the parameter."""
-    comm, rank, size = _comm_of(bucket)
-    mine = [unit for unit in bucket if unit.is_mine]
-    sent = [
-        local_shard(part).view(-1)[: unit.numel_of(rank)]
-        for unit in bucket
-        for part in (unit.param, _gradient(unit))
-    ]
-    numels = [
-        [2 * sum(unit.numel_of(i) for unit in bucket if unit.owner == j) for j in range(size)]
-        for i in range(size)
-    ]
-    names = [unit.spec.name for unit in bucket]
-    received = comm.exchange(torch.cat(sent), numels, "gradients to owners", names)
-    parts = received.split([unit.numel_of(i) for i in range(size) for unit in mine for _ in "wg"])
-    rows = [parts[i * 2 * len(mine) : (i + 1) * 2 * len(mine)] for i in range(size)]
-    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
-    return {
-        id(unit.param): (columns[2 * place], columns[2 * place + 1])
-        for place, unit in enumerate(mine)
-    }
-
-
-def _from_owners(bucket: Sequence[Unit], stepped: dict[int, Tensor]) -> None:
-    """Write what owners have stepped into the shards of all ranks."""
-    comm, rank, size = _comm_of(bucket)
-    mine = [unit for unit in bucket if unit.is_mine]
-    flats = {id(unit.param): _checked(unit, stepped[id(unit.param)]) for unit in mine}
-    sent = [unit.part_of(flats[id(unit.param)], j) for j in range(size) for unit in mine]
-    numels = [
-        [sum(unit.numel_of(j) for unit in bucket if unit.owner == i) for j in range(size)]
-        for i in range(size)
-    ]
-    names = [unit.spec.name for unit in bucket]
-    empty = local_shard(bucket[0].param).new_empty(0)
-    received = comm.exchange(torch.cat([empty, *sent]), numels, "weights from owners", names)
-    parts = received.split([unit.numel_of(rank) for unit in bucket])
-    for unit, part in zip(bucket, parts, strict=True):
-        local_shard(unit.param).view(-1)[: part.numel()].copy_(part)
-
-
-def _from_owner(unit: Unit, state: Any) -> dict[str, Any] | None:
-    """Return the states of one parameter, which its owner has: first what they are, then each tensor."""
-    comm, device = lookup(unit.layout.handle), unit.param.device
-    told = Value(None) if state is None else value_of(unit.spec.name, dict(state))
-    facts = [(key, str(each.dtype)[6:], list(each.shape)) for key, each in told.tensors.items()]
-    text = json.dumps([told.tree, facts]).encode()
-    length = torch.tensor([len(text)], device=device)
-    comm.broadcast([length], unit.owner)
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    if unit.is_mine:
-        content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    content = content.to(device)
-    comm.broadcast([content], unit.owner)
-    tree, facts = json.loads(bytes(content.tolist()))
-    tensors: dict[str, Tensor] = {}
-    for key, dtype, shape in facts:
-        own = told.tensors[key].to(device).contiguous() if unit.is_mine else None
-        tensors[key] = (
-            own if own is not None else torch.empty(shape, dtype=dtype_of(dtype), device=device)
-        )
-        comm.broadcast([tensors[key]], unit.owner)
-    return decode(tree, tensors.__getitem__)
-
-
-def _comm_of(bucket: Sequence[Unit]) -> tuple[Communicator, int, int]:
-    layout = bucket[0].layout
-    return lookup(layout.handle), layout.rank, layout.world_size
-
-
-def _gradient(unit: Unit) -> Tensor:
-    grad = unit.param.grad
-    assert grad is not None, unit.spec.name
-    return grad
-
-
-def _checked(unit: Unit, stepped: Tensor) -> Tensor:
-    if stepped.numel() != unit.spec.numel or stepped.dtype != unit.spec.dtype:
-        raise EngineError(
-            f"the optimizer gave {unit.spec.name!r} a tensor of shape {tuple(stepped.shape)} and {stepped.dtype}, and it "
-            f"has {unit.spec.shape} and {unit.spec.dtype}: an optimizer may change values alone"
-        )
-    return stepped.reshape(-1)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
+from torchloom.loop.ownership import owned_memory
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
 from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport
@@ -52,6 +54,8 @@ class _Compiled(NamedTuple):
     module: nn.Module
     layout: Layout
     num_params: int
+    owned_bytes: int
+    """Of the gradients and weights that travel to owners, and the weights that travel back, in a step of all ranks."""
 
     def result(
         self, table: CostTable, settings: Config, name: str, tokens: int, began: float
@@ -80,6 +84,9 @@ class _Compiled(NamedTuple):
             computed.update(each.times.compute_by if each.times else {})
         peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
         boundary_us = _boundary_us(self.layout, table)
+        # An all-to-all of so many bytes sends from each rank what an all-gather of a part for one rank does.
+        ranks = self.layout.world_size
+        boundary_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
         kinds: Counter[str] = Counter()
         for group in peak.groups:
@@ -264,8 +271,6 @@ def _compiled(
     loss: Callable[..., Tensor] | None,
 ) -> _Compiled:
     """Shard, build and capture a step."""
-    if optimizer is None and settings.optimizer is not None and settings.optimizer.name == "muon":
-        raise _owned("Muon")
     device = torch.device("cpu")
     num_params = sum(param.numel() for param in module.parameters())
     layout = plan_layout(
@@ -283,14 +288,13 @@ def _compiled(
     with fake_mode():
         shard_module(module, layout, init=lambda each: None, device=device)
         local = OwnedParams(module, layout, comm)
-        made = make_optimizer(
-            settings.optimizer,
-            optimizer or (None if settings.optimizer else _adamw),
-            None,
-            local,
-        )
-        if local.ownership is not None and local.ownership.units:
-            raise _owned(type(made).__name__)
+        with _whole(local):
+            made = make_optimizer(
+                settings.optimizer,
+                optimizer or (None if settings.optimizer else _adamw),
+                None,
+                local,
+            )
         description = describe_step(
             settings,
             CompileCall(name="torchloom.simulate"),
@@ -304,6 +308,7 @@ def _compiled(
             ranks=Agreement(EqualRanks(layout.num_ranks)),
             host=_SimulatedHost(),
             optimizer=made,
+            owned_memory=owned_memory(made, of_any_rank=True),
             as_shards=local.as_shards,
             name="torchloom.simulate",
         )
@@ -312,14 +317,20 @@ def _compiled(
         with autocasting(settings.precision, device):
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
-    return _Compiled(step, module, layout, num_params)
+    owned = () if local.ownership is None else local.ownership.units.values()
+    owned_bytes = sum(3 * unit.spec.numel * unit.spec.dtype.itemsize for unit in owned)
+    return _Compiled(step, module, layout, num_params, owned_bytes)
 
 
-def _owned(kind: str) -> PlanError:
-    return PlanError(
-        f"{kind} steps parameters whole on the ranks that own them, whose memory is not simulated: "
-        "simulate with an optimizer that is elementwise, such as AdamW"
-    )
+@contextmanager
+def _whole(local: OwnedParams) -> Iterator[None]:
+    """Let parameters have the shapes of whole ones in a `with` block, as real shards say of themselves."""
+    held = [(each.param, each.param.data) for each in local]
+    for each in local:
+        each.param.data = torch.empty(each.spec.shape, dtype=each.spec.dtype)
+    yield
+    for param, data in held:
+        param.data = data
 
 
 def _adamw(params: Any) -> Optimizer:
