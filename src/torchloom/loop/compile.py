@@ -32,6 +32,7 @@ from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import StepLog, Work
+from torchloom.loop.together import Beside, members_of
 from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
 from torchloom.memory.measure import device_bytes
 from torchloom.pipeline import CompileSession, PassItem, Schedule
@@ -51,7 +52,7 @@ def compile_model(
     model: nn.Module,
     *,
     config: ConfigSource | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     backend: str | Callable[..., Any] | None = None,
     passes: Sequence[PassItem] | None = None,
     schedule: Schedule | None = None,
@@ -68,7 +69,8 @@ def compile_model(
             sections count: `compile`, `zero_optimization` (sizes of buckets), `torch_autocast` and
             `gradient_accumulation_steps`. Or what `torchloom.config.load_config` returned.
         optimizer: steps the model's parameters. A memory budget needs it, as its states take memory. Its
-            steps move the schedule; without it the steps of any optimizer over these parameters do.
+            steps move the schedule; without it the steps of any optimizer over these parameters do. Or several, such as
+            Muon and AdamW, in the order in which the loop steps them: those of the last one move the schedule.
         backend: as for `Engine.compile`.
         passes: names, passes or functions instead of the stage's preset.
         schedule: as for `Engine.compile`.
@@ -101,12 +103,15 @@ def compile_model(
         disabled = (*settings.compile.disable_passes, "zero1")
         settings = replace(settings, compile=replace(settings.compile, disable_passes=disabled))
     log_notes(settings)
-    _check(settings, model, optimizer)
+    stepping: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    stepping = [each for each in stepping if each is not None]
+    _check(settings, model, stepping)
+    known: Any = Beside(stepping) if len(stepping) > 1 else next(iter(stepping), None)
     comm = lookup(layout.handle)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
     agreement.check_facts(
         "the config of torchloom.compile",
-        {**config_facts(settings), "optimizer": optimizer and type(optimizer).__qualname__},
+        {**config_facts(settings), "optimizer": [type(each).__qualname__ for each in stepping]},
     )
     if settings.compile.symmetric_memory:
         use_shared_memory(comm)
@@ -115,7 +120,7 @@ def compile_model(
     host = Offloads(settings, model, layout, None, device)
     steps = LoopSteps(
         model,
-        optimizer,
+        known,
         comm,
         device,
         micro_steps=settings.batch.accumulation_steps,
@@ -124,10 +129,10 @@ def compile_model(
     driver = Driver(
         ranks=agreement,
         host=host,
-        optimizer=optimizer,
+        optimizer=known,
         as_shards=functools.partial(as_slices, model),
         before_forward=steps.forward,
-        may_keep=optimizer is not None,
+        may_keep=known is not None,
         name="torchloom.compile",
     )
     call = CompileCall(
@@ -139,9 +144,11 @@ def compile_model(
         reads_logits=True,
     )
     compiled = compile_step(settings, call, model, comm, device, driver, may_stream=False)
-    after_steps_of(model, optimizer, functools.partial(steps.ended, compiled), "step")
-    if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
-        whole_states(optimizer)
+    last = stepping[-1] if stepping else None
+    after_steps_of(model, last, functools.partial(steps.ended, compiled), "step")
+    for each in stepping:
+        if isinstance(each, Optimizer):  # not a wrapper, whose own states are its own
+            whole_states(each)
     return compiled.session
 
 
@@ -166,7 +173,8 @@ def compile_step(
         driver: steps it.
         may_stream: whether its optimizer's states may stream from the host.
     """
-    refuse_budget(config, driver.optimizer)
+    for each in members_of(driver.optimizer):
+        refuse_budget(config, each)
     total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
     description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
     if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):
@@ -228,19 +236,20 @@ def tree_of(source: ConfigSource) -> dict[str, Any]:
     return tree
 
 
-def _check(settings: Config, model: nn.Module, optimizer: Optimizer | None) -> None:
+def _check(settings: Config, model: nn.Module, optimizers: Sequence[Any]) -> None:
     """Refuse what a loop without an engine cannot keep."""
-    if optimizer is not None:
+    trained = {id(param) for param in model.parameters()}
+    for optimizer in optimizers:
         if not hasattr(optimizer, "param_groups"):
             raise ConfigError(
-                f"optimizer= of torchloom.compile is a {type(optimizer).__name__}: pass a torch optimizer"
+                f"optimizer= of torchloom.compile is a {type(optimizer).__name__}: pass a torch optimizer, or a list of these"
             )
-        trained = {id(param) for param in model.parameters()}
         if trained.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(
-                "optimizer= of torchloom.compile steps none of this model's parameters: build it from "
-                "model.parameters() of the model that you compile"
+                f"{type(optimizer).__name__}, optimizer= of torchloom.compile, steps none of this model's parameters: build "
+                "it from model.parameters() of the model that you compile"
             )
+    if optimizers:
         return
     if settings.compile.memory_budget is not None:
         raise ConfigError(
@@ -270,7 +279,7 @@ class LoopSteps:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None,
+        optimizer: Optimizer | Beside | None,
         comm: Communicator,
         device: torch.device,
         *,

@@ -181,6 +181,10 @@ def _drop_unused(params: list[nn.Parameter]) -> None:
                 param.grad = None
 
 
+_ROUND: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""What has stepped since the number of a loop's step changed: several optimizers make one step."""
+
+
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if is_inside_step():
         return
@@ -191,7 +195,10 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
         return
     POSITION.updates += 1
     if not has_engine(first):
-        POSITION.step += 1
+        if not _ROUND or optimizer in _ROUND:
+            _ROUND.clear()
+            POSITION.step += 1
+        _ROUND.add(optimizer)
         note_rates(optimizer)
         tell_step(POSITION.step)
     _tell_listeners(optimizer)
