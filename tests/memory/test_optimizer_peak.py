@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchloom.memory import measure_peak, optimizer_peak
+from support.optimizers import Lamb, Shampoo
+from torchloom.memory import (
+    WorkspaceTable,
+    distinct_bytes,
+    measure_peak,
+    optimizer_peak,
+    step_memory,
+)
 
 OPTIMIZERS = {
     "fused": lambda params: torch.optim.AdamW(params, fused=True),
@@ -18,6 +25,13 @@ OPTIMIZERS = {
     "groups": lambda params: torch.optim.AdamW(
         [{"params": params[:1], "lr": 0.1}, {"params": params[1:]}], foreach=False
     ),
+}
+
+
+OF_MATRICES = {
+    "Adafactor": lambda params: torch.optim.Adafactor(params),
+    "LAMB": lambda params: Lamb(params),
+    "Shampoo": lambda params: Shampoo(params),
 }
 
 
@@ -47,5 +61,22 @@ def test_as_the_allocator_has_it(name: str) -> None:
     assert predicted == pytest.approx(measured, abs=64)
 
 
-def test_a_step_that_reads_values_is_left_out() -> None:
-    assert optimizer_peak(torch.optim.Adafactor(parameters())) is None
+@pytest.mark.parametrize("name", [*OF_MATRICES])
+def test_what_optimizers_of_matrices_allocate_and_keep(name: str) -> None:
+    """Their states have other sizes than the parameters, and some read numbers, which are made up."""
+    optimizer = OF_MATRICES[name](parameters()[:2])
+    fresh = step_memory(optimizer, WorkspaceTable(), lambda twin: twin[0].step)
+    optimizer.step()
+    kept = {id(param): distinct_bytes(optimizer.state[param].values()) for param in optimizer.state}
+    assert fresh.state_bytes == kept
+    assert fresh.peak_bytes == pytest.approx(measure_peak(optimizer.step).peak_bytes, abs=64)
+
+
+def test_sizes_that_depend_on_values_are_not_known() -> None:
+    class Selects(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.data -= param.grad[param.grad > 0].sum()
+
+    assert optimizer_peak(Selects(parameters())) is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.utils.checkpoint import checkpoint
 
 import torchloom
+from support.optimizers import Base, Shampoo
 from support.pool import run_ranks
 from torchloom._torch.distributed import hushed_store
 from torchloom.errors import PlanError
+from torchloom.loop import owner_exchanges
 from torchloom.loop.plan_check import standing_bytes
 from torchloom.memory import distinct_bytes, measure_peak
 from torchloom.runtime import lookup
@@ -77,17 +80,22 @@ def batch_of(kind: str, rank: int):
     generator = torch.Generator().manual_seed(rank)
     if kind == "convolutions":
         return torch.randn(5, 3, 18, 18, generator=generator)
-    return torch.randint(101, (6, 40), generator=generator)
+    size = (1, 2) if kind == "one row" else (6, 40)
+    return torch.randint(101, size, generator=generator)
 
 
-def trained(door: str, stage: int, kind: str, budget: int, micro_steps: int):
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+def trained(door: str, stage: int, kind: str, budget: int, micro_steps: int, make=adamw):
     """Return a model, its optimizer, a function that returns its plan, and one that makes a step."""
     torch.manual_seed(3)
     model = Convolutions() if kind == "convolutions" else Layers(kind)
     compiling = {"memory_budget": budget, "replan_step": 0}
     if door == "loop":
         model = torchloom.shard_model(model, stage=stage, persistence_threshold=20)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = make(model.parameters())
         config = {"gradient_accumulation_steps": micro_steps, "compile": compiling}
         session = torchloom.compile(model, config=config, optimizer=optimizer, backend="aot_eager")
 
@@ -100,7 +108,7 @@ def trained(door: str, stage: int, kind: str, budget: int, micro_steps: int):
             optimizer.zero_grad()
 
         return model, optimizer, session.plan, step
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = make(model.parameters())
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": micro_steps,
@@ -119,10 +127,10 @@ def trained(door: str, stage: int, kind: str, budget: int, micro_steps: int):
     return model, optimizer, engine.plan, step
 
 
-def plan_and_peak(rank: int, door: str, stage: int, kind: str, budget: int):
+def plan_and_peak(rank: int, door: str, stage: int, kind: str, budget: int, make=adamw):
     """Return the plan of a step, and the most that a warm one allocates."""
     micro_steps = 2 if kind == "accumulated" else 1
-    model, optimizer, plan, step = trained(door, stage, kind, budget, micro_steps)
+    model, optimizer, plan, step = trained(door, stage, kind, budget, micro_steps, make)
     batch = batch_of(kind, rank)
     for _ in range(2):
         step(batch)
@@ -162,3 +170,50 @@ def test_what_a_plan_says_is_what_runs(stage: int, kind: str, share: float) -> N
         if found and stage > 1 and (stage, kind) != (3, "accumulated"):
             (by_engine, _), (by_loop, _) = found
             assert by_engine == by_loop
+
+
+OWNERS = {
+    "by parts": lambda params: torch.optim.Adafactor(params, lr=1e-3),
+    "at once": lambda params: Shampoo(params),
+}
+
+
+def test_owners_count_their_states_and_exchanges() -> None:
+    """With states of other sizes than the parameters', and exchanges of several buckets, where the update is the peak."""
+
+    def fn(rank):
+        small = [mock.patch.object(owner_exchanges, "BUCKET_BYTES", 20 << 10)]
+        found = {}
+        for name, make in OWNERS.items():
+            for door, stage, patches in (
+                ("engine", 3, small),
+                ("loop", 1, small),
+                ("engine", 3, ()),
+            ):
+                with ExitStack() as stack:
+                    for each in patches:
+                        stack.enter_context(each)
+                    key = name, stage, len(patches)
+                    found[key] = plan_and_peak(rank, door, stage, "one row", 10**9, make)
+        return found
+
+    first, second = run_ranks(2, fn)
+    for key, (plan, peak) in first.items():
+        assert plan == second[key][0]
+        assert max(peak, second[key][1]) == pytest.approx(plan.peak_bytes - RESERVE, abs=TAIL), key
+    peaks = {key: plan.peak_bytes for key, (plan, _) in first.items()}
+    assert peaks["by parts", 3, 1] < 0.9 * peaks["by parts", 3, 0]
+    assert peaks["at once", 3, 1] > 0.98 * peaks["at once", 3, 0]
+
+
+class ReadsValues(Base):
+    def update(self, param, group, state):
+        param.sub_(param.grad[param.grad > 0].sum() * group["lr"])
+
+
+def test_a_budget_needs_an_owner_that_can_be_tried_without_data() -> None:
+    def fn(rank):
+        with pytest.raises(PlanError, match="cannot be tried on tensors without data"):
+            plan_and_peak(rank, "engine", 3, "plain", 10**9, lambda params: ReadsValues(params))
+
+    run_ranks(2, fn)

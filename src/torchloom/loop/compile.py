@@ -27,20 +27,21 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
-from torchloom.loop.ownership import refuse_budget
+from torchloom.loop.ownership import owned_memory
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import StepLog, Work
-from torchloom.loop.together import Beside, members_of
+from torchloom.loop.together import Beside
 from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
+from torchloom.memory import StepMemory, WorkspaceTable, step_memory
 from torchloom.memory.measure import device_bytes
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.runtime import Communicator, lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
-from torchloom.step.interfaces import STATES
+from torchloom.step.interfaces import STATES, OwnedMemory
 
 logger = get_logger(__name__)
 
@@ -83,10 +84,10 @@ def compile_model(
         The session: `report` records what was woven, `plan()` returns the memory plan.
 
     Raises:
-        ConfigError: a key is wrong, or asks for what an own loop cannot do; or there is a memory budget and the
-            optimizer sees parameters whole.
+        ConfigError: a key is wrong, or asks for what an own loop cannot do.
         ShardError: the model is not sharded.
-        PlanError: the memory used between steps alone exceeds the budget.
+        PlanError: the memory used between steps alone exceeds the budget; or there is a budget, and the optimizer sees
+            parameters whole and cannot be tried without data.
         AgreementError: the ranks were given different passes or options.
 
     Example:
@@ -173,8 +174,7 @@ def compile_step(
         driver: steps it.
         may_stream: whether its optimizer's states may stream from the host.
     """
-    for each in members_of(driver.optimizer):
-        refuse_budget(config, each)
+    driver = replace(driver, owned_memory=_memory_of(driver.optimizer))
     total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
     description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
     if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):
@@ -183,6 +183,30 @@ def compile_step(
             "own does not call: remove it, or train with torchloom.initialize"
         )
     return build_step(description, model, comm, driver)
+
+
+def _memory_of(optimizer: Any) -> OwnedMemory | None:
+    if not isinstance(optimizer, Beside):
+        return owned_memory(optimizer)
+
+    def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
+        """Return what all keep, and the most that one allocates: they step one after the other."""
+        found = [
+            step_memory(each, workspaces, lambda twin: twin[0].step)
+            if own is None
+            else own(workspaces)
+            for each, own in zip(
+                optimizer.optimizers, map(owned_memory, optimizer.optimizers), strict=True
+            )
+        ]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found):
+            return None
+        most = max(known, key=lambda each: each.peak_bytes)
+        states = {key: size for each in known for key, size in each.state_bytes.items()}
+        return most._replace(state_bytes=states)
+
+    return of_all
 
 
 def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:

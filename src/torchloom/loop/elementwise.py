@@ -30,6 +30,12 @@ _ELEMENTWISE_OF_OTHERS = {
     "schedulefree.sgd_schedulefree.SGDScheduleFree",  # 1.4.1
 }
 """The same of other packages. timm's have an argument `caution`, which divides by a mean over elements."""
+_BY_PARTS = {
+    "torch.optim._muon.Muon",  # 2.11-2.15
+    "torch.optim._adafactor.Adafactor",
+    "transformers.optimization.Adafactor",  # 5.23.0
+}
+"""Optimizers that see parameters whole and keep nothing but states of each: stepped some by some, they do as at once."""
 _JOINS_PARAMETERS = ("Prodigy", "DAdapt")
 """How names of optimizers begin that compute one step size of all parameters, in whatever package (prodigyopt,
 dadaptation, pytorch_optimizer). prodigyopt can sum over ranks, but would count parameters that ranks keep whole once each."""
@@ -41,13 +47,42 @@ _NORMS_OVER_ALL = ("max_grad_norm", "global_grad_max_norm")
 
 def is_elementwise(optimizer: Any, group: Mapping[str, Any]) -> bool:
     """Say whether an optimizer steps each element of a group on its own, as far as is known."""
-    kind = type(optimizer)
     return (
-        kind in ELEMENTWISE
-        or f"{kind.__module__}.{kind.__qualname__}" in _ELEMENTWISE_OF_OTHERS
+        type(optimizer) in ELEMENTWISE
+        or _name_of(optimizer) in _ELEMENTWISE_OF_OTHERS
         or getattr(optimizer, "elementwise", False) is True
         or group.get("elementwise") is True
     )
+
+
+def may_step_by_parts(optimizer: Any) -> bool:
+    """Say whether stepping some parameters, and then others, is known to be the same as stepping all of them at once.
+
+    Each parameter's update then depends on this parameter alone, and no count or number is kept for several: so it is with
+    the classes of two lists, and where a user declares `optimizer.by_parts = True`. Hooks would run once for each part.
+    """
+    if has_step_hooks(optimizer):
+        return False
+    together = getattr(optimizer, "optimizers", None)
+    if together is not None:
+        return all(map(may_step_by_parts, together))
+    return (
+        type(optimizer) in ELEMENTWISE
+        or _name_of(optimizer) in _BY_PARTS
+        or getattr(optimizer, "by_parts", False) is True
+    )
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Say whether a user has registered hooks on the steps of this optimizer."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
+def step_without_hooks(optimizer: Any) -> None:
+    """Step an optimizer by the code of its class, without what torch, schedules and users hung on `step`."""
+    step = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 def needs_closure(optimizer: Any) -> bool:
@@ -84,7 +119,7 @@ def _why_not(optimizer: Any) -> str | None:
         return "its step needs a closure, whose loss differs between ranks"
     if any(kind.__name__.startswith(_JOINS_PARAMETERS) for kind in type(optimizer).__mro__):
         return "it computes one step size of all parameters, of which each rank would know some"
-    if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" in _COMMUNICATES:
+    if _name_of(optimizer) in _COMMUNICATES:
         return (
             "it communicates by itself (use its variant for one device, such as SingleDeviceMuon)"
         )
@@ -95,3 +130,7 @@ def _why_not(optimizer: Any) -> str | None:
                 f"(pass {name}=None, and clip by gradient_clipping or torchloom.clip_grad_norm_)"
             )
     return None
+
+
+def _name_of(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"

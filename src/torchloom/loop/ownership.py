@@ -18,7 +18,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +27,28 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch.untraced import leave_alone
-from torchloom.config import Config
-from torchloom.errors import ConfigError, EngineError
+from torchloom.errors import EngineError
 from torchloom.log import get_logger
-from torchloom.loop.elementwise import check_may_divide, is_elementwise
-from torchloom.loop.owner_exchanges import buckets, from_owners, state_from_owner, to_owners
+from torchloom.loop.elementwise import (
+    check_may_divide,
+    is_elementwise,
+    may_step_by_parts,
+    step_without_hooks,
+)
+from torchloom.loop.owner_exchanges import (
+    BeginExchange,
+    Trip,
+    begin_exchange,
+    buckets,
+    state_from_owner,
+)
 from torchloom.loop.owners import Load, Unit, add_to_least
+from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
+from torchloom.runtime.base import Pending
 from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
 from torchloom.shard.optimizer_states import find_owners_by
+from torchloom.step.interfaces import OwnedMemory
 
 logger = get_logger(__name__)
 
@@ -45,16 +58,21 @@ class Ownership:
 
     Args:
         optimizer: over parameters of sharded models; it is not held.
+        begin: begins an all-to-all between ranks.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(self, optimizer: Optimizer, begin: BeginExchange = begin_exchange) -> None:
+        self._optimizer, self._begin_exchange = weakref.ref(optimizer), begin
         self.units: dict[int, Unit] = {}
         """By the id of the parameter."""
         self._loads: dict[str, list[Load]] = {}
         """By the handle of a communicator, of each of its ranks."""
-        self._shards: list[tuple[Unit, Tensor, Tensor | None]] = []
-        """Data and gradient of what is whole now."""
+        self._away: list[Trip] = []
+        """Parameters that are on their way to owners, or whole there."""
+        self._returning: list[Trip] = []
+        """Those whose stepped weights are on their way back."""
+        self._handles: dict[str, torch.device] = {}
+        """Communicators of the parameters of this step, and where they lie."""
         self._groups: list[list[nn.Parameter]] = []
         """Parameters of each group while a step sees this rank's alone."""
         self.num_seen = -1
@@ -127,7 +145,11 @@ class Ownership:
         return found
 
     def begin(self) -> None:
-        """Make parameters and gradients whole on their owners, and show the optimizer these alone. All ranks must call."""
+        """Bring parameters and gradients to their owners, and show the optimizer these alone. All ranks must call.
+
+        The next bucket travels meanwhile. Of an optimizer that may step by parts, all buckets but the last one are stepped here
+        and begin to travel back: the others wait for the optimizer's own call.
+        """
         self.restore()
         optimizer = self._known_optimizer()
         present = [
@@ -136,52 +158,77 @@ class Ownership:
             for param in group["params"]
             if param.grad is not None and (unit := self.units.get(id(param))) is not None
         ]
-        for bucket in buckets(present):
-            wholes = to_owners(bucket)
-            for unit in bucket:
-                self._shards.append((unit, unit.param.data, unit.param.grad))
-                whole = wholes.get(id(unit.param))
-                unit.param.grad = None
-                if whole is not None:
-                    weight, grad = (each.view(unit.spec.shape) for each in whole)
-                    unit.param.data = weight
-                    unit.param.grad = grad
-        mine = {id(unit.param) for unit in present if unit.is_mine}
-        for group in optimizer.param_groups:
-            self._groups.append(group["params"])
-            group["params"] = [
-                param
-                for param in group["params"]
-                if id(param) not in self.units or id(param) in mine
-            ]
+        self._groups = [group["params"] for group in optimizer.param_groups]
+        self._handles = {unit.layout.handle: unit.param.device for unit in present}
+        split = list(buckets(present))
+        by_parts = len(split) > 1 and may_step_by_parts(optimizer)
+        for trip in self._arriving(split):
+            if by_parts and trip.bucket is not split[-1]:
+                self._step_alone(optimizer, trip.mine)
+                self._bring_back(trip)
+        mine = {id(unit.param) for trip in self._away for unit in trip.mine}
+        self._show(optimizer, lambda param: id(param) not in self.units or id(param) in mine)
+
+    def _arriving(self, split: Sequence[Sequence[Unit]]) -> Iterator[Trip]:
+        """Yield each bucket when it is on its owners, and begin to send the next one before that."""
+        for at in range(len(split) + 1):
+            if at < len(split):
+                self._away.append(Trip(split[at], self._begin_exchange))
+            if at:
+                trip = next(each for each in self._away if each.bucket is split[at - 1])
+                trip.arrive()
+                yield trip
+
+    def _show(self, optimizer: Optimizer, is_shown: Callable[[Tensor], bool]) -> None:
+        for group, params in zip(optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [param for param in params if is_shown(param)]
+
+    def _step_alone(self, optimizer: Optimizer, units: Sequence[Unit]) -> None:
+        if not units:
+            return
+        mine = {id(unit.param) for unit in units}
+        self._show(optimizer, lambda param: id(param) in mine)
+        before = _numbers_key(optimizer)
+        step_without_hooks(optimizer)
+        if _numbers_key(optimizer) != before:
+            raise EngineError(
+                f"{type(optimizer).__name__} was declared to step parameters by parts, and its step has changed a number that "
+                "it keeps for all of them: do not declare it so"
+            )
+
+    def _bring_back(self, trip: Trip) -> None:
+        """Begin to send back what was stepped, and take in what was sent before."""
+        trip.turn_back()
+        self._away.remove(trip)
+        before, self._returning = self._returning, [trip]
+        for each in before:
+            each.end()
+
+    def bring_back(self) -> None:
+        """Bring stepped weights back into the shards. All ranks must call."""
+        for trip in list(self._away):
+            self._bring_back(trip)
+        self.restore()
 
     def end(self) -> None:
-        """Bring the stepped weights back into the shards. All ranks must call.
+        """Bring stepped weights back into the shards, after a step of the optimizer. All ranks must call.
 
         Raises:
             EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters; no
-                weight that is owned has changed.
+                weight that it has stepped in one call has changed.
         """
-        differ = self._numbers_differ()
-        stepped = {id(unit.param): unit.param.data for unit, *_ in self._shards if unit.is_mine}
-        units = [unit for unit, *_ in self._shards]
-        self.restore()
-        if differ:
+        if self._numbers_differ():
+            self.restore()
             raise EngineError(
                 f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
-        for bucket in buckets(units):
-            from_owners(bucket, stepped)
+        self.bring_back()
 
     def _numbers_differ(self) -> bool:
         """Say whether ranks of the shard group see other numbers in the optimizer and its groups."""
-        optimizer = self._known_optimizer()
-        found = [value for group in optimizer.param_groups for value in group.values()]
-        key = zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
-        for handle, device in {
-            unit.layout.handle: unit.param.device for unit, *_ in self._shards
-        }.items():
+        key = _numbers_key(self._known_optimizer())
+        for handle, device in self._handles.items():
             own = torch.tensor([key], device=device)
             rows = lookup(handle).gather_small(own, "numbers of the optimizer")
             if bool((rows != key).any()):
@@ -190,15 +237,60 @@ class Ownership:
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
-        if not self._groups and not self._shards:
-            return
-        for unit, data, grad in self._shards:
-            unit.param.grad = None
-            unit.param.data = data
-            unit.param.grad = grad
-        for group, params in zip(self._known_optimizer().param_groups, self._groups, strict=False):
-            group["params"] = params
-        self._shards, self._groups = [], []
+        groups, self._groups = self._groups, []
+        if groups:
+            for group, params in zip(self._known_optimizer().param_groups, groups, strict=False):
+                group["params"] = params
+        away, self._away, returning, self._returning = self._away, [], self._returning, []
+        for trip in away:
+            trip.undo()
+        for trip in returning:
+            trip.end()
+
+    def memory(self, workspaces: WorkspaceTable, rank: int | None = None) -> StepMemory | None:
+        """Return what a step allocates on a rank, exchanges included, and the states that this rank keeps.
+
+        The optimizer's own code and the exchanges run on tensors without data, and nothing is sent.
+
+        Args:
+            workspaces: what operators allocate for themselves; unknown ones are probed.
+            rank: default: this one. Another one's shards are taken to be as long as this one's.
+
+        Returns:
+            None where the step cannot run on tensors without data.
+        """
+
+        def step_of(twin: Twin) -> Callable[[], None]:
+            optimizer, stand_ins = twin
+            ownership = Ownership(optimizer, _send_nothing)
+            for key, unit in self.units.items():
+                own, size = unit.layout.rank, unit.layout.world_size
+                owner = unit.owner if rank is None else (unit.owner - rank + own) % size
+                made = stand_ins[key]
+                ownership.units[id(made)] = unit._replace(param=made, owner=owner)
+
+            def step() -> None:
+                ownership.begin()
+                step_without_hooks(optimizer)
+                ownership.bring_back()
+
+            return step
+
+        return step_memory(self._known_optimizer(), workspaces, step_of)
+
+    def most_memory(self, workspaces: WorkspaceTable) -> StepMemory | None:
+        """Return the most that any rank allocates in a step, and the states of the rank that keeps most; see `memory`."""
+        split = list(buckets(self.units.values()))
+        kinds = {
+            tuple(tuple(u.spec.shape for u in bucket if u.owner == rank) for bucket in split): rank
+            for rank in range(split[0][0].layout.world_size)
+        }
+        found = [self.memory(workspaces, rank) for rank in kinds.values()]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found):
+            return None
+        fullest = max(known, key=lambda each: sum(each.state_bytes.values()))
+        return fullest._replace(peak_bytes=max(each.peak_bytes for each in known))
 
     def _known_optimizer(self) -> Optimizer:
         optimizer = self._optimizer()
@@ -236,22 +328,6 @@ def ownership_of(optimizer: Any) -> Ownership:
     return known
 
 
-def refuse_budget(config: Config, optimizer: Any) -> None:
-    """Refuse a memory budget where owners step parameters: a plan counts states of shards.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    options = config.compile
-    asked = options.memory_budget is not None or options.plan is not None
-    stepped = getattr(optimizer, "optimizer", optimizer)  # of a framework's wrapper
-    if asked and stepped is not None and ownership_of(stepped).units:
-        raise ConfigError(
-            f"compile.memory_budget and compile.plan do not count the states that {type(stepped).__name__} keeps of whole "
-            "parameters on the ranks that own them: drop the key, or use an optimizer that is elementwise, such as AdamW"
-        )
-
-
 def begin_whole_step(optimizer: Optimizer) -> None:
     """Make whole what an optimizer is about to step as an owner."""
     for other in list(_KNOWN.values()):
@@ -264,6 +340,20 @@ def end_whole_step(optimizer: Optimizer) -> None:
     ownership = _KNOWN.get(optimizer)
     if ownership is not None and ownership.is_stepping:
         ownership.end()
+
+
+def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:
+    """Return what finds out the memory of an optimizer's steps; None where ranks own no parameters of it.
+
+    Args:
+        optimizer: of torch's class, or what a framework wraps around one.
+        of_any_rank: whether the most of all ranks is asked for, as in a simulation, where this one stands for all.
+    """
+    stepped = getattr(optimizer, "optimizer", optimizer)
+    ownership = None if stepped is None else ownership_of(stepped)
+    if ownership is None or not ownership.units:
+        return None
+    return ownership.most_memory if of_any_rank else ownership.memory
 
 
 find_owners_by(ownership_of)
@@ -280,6 +370,23 @@ def _numbers(values: Iterable[object]) -> Iterator[float]:
                 yield float(value)
         elif type(value) in (list, tuple):
             yield from _numbers(value)  # type: ignore[arg-type]
+
+
+def _numbers_key(optimizer: Optimizer) -> int:
+    """Return a checksum of the numbers in an optimizer and its groups."""
+    groups = optimizer.param_groups
+    found = [value for group in groups for name, value in group.items() if name != "params"]
+    return zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
+
+
+def _send_nothing(
+    handle: str, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
+) -> tuple[Tensor, Pending]:
+    """Allocate what an exchange does, and hold it as long; of tensors without data."""
+    del what, names
+    rank = lookup(handle).rank
+    held = [sent]
+    return sent.new_empty(sum(row[rank] for row in numels)), Pending(held.clear)
 
 
 def _num_params(optimizer: Any) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.errors import EngineError
-from torchloom.loop.elementwise import ELEMENTWISE
+from torchloom.loop.elementwise import ELEMENTWISE, has_step_hooks
 from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime.host import Mover, Ticket
 
@@ -141,8 +141,7 @@ class StateStream:
         return [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
 
     def _check_hooks(self) -> None:
-        names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-        if any(getattr(self.optimizer, name, None) for name in names):
+        if has_step_hooks(self.optimizer):
             raise EngineError(
                 "the optimizer has step hooks, which would run once per chunk of parameters while "
                 "its states stream from the host: remove them, or call them around engine.step()"

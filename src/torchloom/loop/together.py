@@ -90,10 +90,3 @@ class Beside:
     def state(self) -> dict[Any, Any]:
         """The states that they have now."""
         return {key: value for each in self.optimizers for key, value in each.state.items()}
-
-
-def members_of(optimizer: Any) -> list[Any]:
-    """Return the optimizers that a loop steps by themselves; none for None."""
-    if optimizer is None:
-        return []
-    return optimizer.optimizers if isinstance(optimizer, Beside) else [optimizer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchloom.memory.alive import PeakContents, alive_at_peak, module_of, module_path
 from torchloom.memory.expand import CalledPart, ExpandedJoint, expanded, expanded_joint
 from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
-from torchloom.memory.ledger import optimizer_peak
+from torchloom.memory.ledger import StepMemory, Twin, optimizer_peak, step_memory
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
 from torchloom.memory.replay import Interface, interface_of, replay_peak
@@ -20,7 +20,9 @@ __all__ = [
     "Measured",
     "MicroStep",
     "PeakContents",
+    "StepMemory",
     "Transit",
+    "Twin",
     "WorkspaceTable",
     "alive_at_peak",
     "distinct_bytes",
@@ -35,5 +37,6 @@ __all__ = [
     "optimizer_peak",
     "real_like",
     "replay_peak",
+    "step_memory",
     "storages_of",
 ]

@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,11 @@ from torchloom import ops
 from torchloom._torch.modes import DispatchMode
 from torchloom._torch.tensors import fake_mode, layout_hint
 from torchloom.graph import tensors_in
-from torchloom.memory.storages import ResidentUse, Transit, Weight
+from torchloom.log import get_logger
+from torchloom.memory.storages import ResidentUse, Transit, Weight, distinct_bytes
 from torchloom.memory.workspace import Call, WorkspaceTable, signature_of_call
+
+logger = get_logger(__name__)
 
 _COUNTED_ELSEWHERE = (ops.offload, ops.offload_start, ops.resident, ops.symmetric_start)
 """Their results are host memory, or weights that stay between runs and are counted apart."""
@@ -146,6 +149,19 @@ def storages_in(values: Sequence[Any]) -> Iterator[torch.UntypedStorage]:
             yield tensor.untyped_storage()
 
 
+class StepMemory(NamedTuple):
+    """What an optimizer allocates, by its own code run on tensors without data."""
+
+    peak_bytes: int
+    """In a step, above parameters, gradients and states."""
+    state_bytes: dict[int, int]
+    """Of the states that a parameter has after a step, by its id."""
+
+
+Twin = tuple[Optimizer, Mapping[int, nn.Parameter]]
+"""A copy of an optimizer over parameters without data, and these by the ids of what they stand for."""
+
+
 def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = None) -> int | None:
     """Return the most bytes that a step allocates above parameters, gradients and states.
 
@@ -155,26 +171,43 @@ def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = Non
         workspaces: what operators allocate for themselves; unknown ones are probed.
 
     Returns:
-        Bytes; None where the step reads values of tensors, which these do not have.
+        Bytes; None where the step needs values that are not known without data, or sizes that depend on them.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1000))
         >>> 4000 <= optimizer_peak(torch.optim.Adam([weight], fused=False, foreach=False)) < 9000
         True
     """
-    workspaces = workspaces or WorkspaceTable()
+    found = step_memory(optimizer, workspaces or WorkspaceTable(), lambda twin: twin[0].step)
+    return None if found is None else found.peak_bytes
+
+
+def step_memory(
+    optimizer: Optimizer, workspaces: WorkspaceTable, step_of: Callable[[Twin], Callable[[], Any]]
+) -> StepMemory | None:
+    """Return what an optimizer allocates; None where its step cannot run on tensors without data.
+
+    Args:
+        optimizer: see `optimizer_peak`.
+        workspaces: likewise.
+        step_of: returns the function that makes a step of a twin; all that this allocates counts.
+    """
+    found = None
     for _ in range(2):  # the second time with the workspaces of operators met in the first
         ledger = Ledger(workspaces)
         try:
-            _step_twice(optimizer, ledger)
-        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError):
+            found = _step_twice(optimizer, ledger, step_of)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            logger.debug("%s without data: %s", type(optimizer).__name__, error)
             return None
         if not workspaces.probe_calls(ledger.calls):
             break
-    return ledger.peak_bytes
+    return found
 
 
-def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
+def _step_twice(
+    optimizer: Optimizer, ledger: Ledger, step_of: Callable[[Twin], Callable[[], Any]]
+) -> StepMemory:
     """Step a twin of the optimizer: the first step makes its states, the second is counted."""
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
@@ -186,11 +219,12 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() == 0
     }
-    with fake_mode():
+    stand_ins: dict[int, nn.Parameter] = {}
+    with fake_mode(), _MadeUpNumbers():
         twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
         for group, like in zip(optimizer.param_groups, twin.param_groups, strict=True):
             for param in group["params"]:
-                made = nn.Parameter(maker_of(param)())
+                made = stand_ins[id(param)] = nn.Parameter(maker_of(param)())
                 made.grad = maker_of(param)()
                 like["params"].append(made)
                 for name, value in optimizer.state.get(param, {}).items():
@@ -199,12 +233,32 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
                     elif isinstance(value, Tensor):
                         value = maker_of(value)()
                     twin.state[made][name] = value
-        twin.step()
+        step = step_of((twin, stand_ins))
+        step()
         params = [param for group in twin.param_groups for param in group["params"]]
         states = [value for state in twin.state.values() for value in state.values()]
         ledger.ignore([*params, *(param.grad for param in params), *states])
         with ledger:
-            twin.step()
+            step()
+    return StepMemory(
+        ledger.peak_bytes,
+        {
+            known: distinct_bytes(twin.state.get(made, {}).values())
+            for known, made in stand_ins.items()
+        },
+    )
+
+
+class _MadeUpNumbers(DispatchMode):
+    """Answers 1 where a step reads a number of a tensor without data: what it allocates depends on shapes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return 1.0 if args[0].dtype.is_floating_point else 1
 
 
 def maker_of(tensor: Tensor) -> functools.partial[Tensor]:

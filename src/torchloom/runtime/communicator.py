@@ -243,10 +243,10 @@ class Communicator:
         self.wait(total)
         return [share > 0 for share in total[0].tolist()]
 
-    def exchange(
+    def begin_exchange(
         self, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
-    ) -> Tensor:
-        """Send each rank of the shard group its part of a flat tensor, and return what this one is sent.
+    ) -> tuple[Tensor, Pending]:
+        """Begin to send each rank of the shard group its part of a flat tensor, and to take in what it is sent.
 
         Args:
             sent: the parts for all ranks end to end, in rank order.
@@ -255,7 +255,7 @@ class Communicator:
             names: of the parameters; ranks whose names differ get an error.
 
         Returns:
-            The parts from all ranks end to end, in rank order.
+            The parts from all ranks end to end, in rank order, which are there once the second value is finished.
         """
         received = sent.new_empty(sum(row[self.rank] for row in numels))
         num_bytes = sent.element_size() * sum(map(sum, numels))
@@ -264,8 +264,7 @@ class Communicator:
         pending = self.shard.all_to_all(sent, received, numels, labelled)
         if events.is_heard():
             pending = _told("exchange", [sent], pending, tuple(names))
-        pending.finish()
-        return received
+        return received, pending
 
     def wait(self, results: Sequence[Tensor]) -> None:
         """Block until the results of one `begin_*` call hold their values.

@@ -30,6 +30,7 @@ from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
+from torchloom.loop.ownership import owned_memory
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
 from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport
@@ -264,8 +265,6 @@ def _compiled(
     loss: Callable[..., Tensor] | None,
 ) -> _Compiled:
     """Shard, build and capture a step."""
-    if optimizer is None and settings.optimizer is not None and settings.optimizer.name == "muon":
-        raise _owned("Muon")
     device = torch.device("cpu")
     num_params = sum(param.numel() for param in module.parameters())
     layout = plan_layout(
@@ -289,8 +288,6 @@ def _compiled(
             None,
             local,
         )
-        if local.ownership is not None and local.ownership.units:
-            raise _owned(type(made).__name__)
         description = describe_step(
             settings,
             CompileCall(name="torchloom.simulate"),
@@ -304,6 +301,7 @@ def _compiled(
             ranks=Agreement(EqualRanks(layout.num_ranks)),
             host=_SimulatedHost(),
             optimizer=made,
+            owned_memory=owned_memory(made, of_any_rank=True),
             as_shards=local.as_shards,
             name="torchloom.simulate",
         )
@@ -313,13 +311,6 @@ def _compiled(
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
     return _Compiled(step, module, layout, num_params)
-
-
-def _owned(kind: str) -> PlanError:
-    return PlanError(
-        f"{kind} steps parameters whole on the ranks that own them, whose memory is not simulated: "
-        "simulate with an optimizer that is elementwise, such as AdamW"
-    )
 
 
 def _adamw(params: Any) -> Optimizer:

@@ -35,7 +35,7 @@ from torchloom.step.compiled import CompiledStep, start_compiled
 from torchloom.step.description import StepDescription
 from torchloom.step.interfaces import Driver
 from torchloom.step.planner import TRANSIT, costs_of, make_planner
-from torchloom.step.standing import standing_of, standing_parts
+from torchloom.step.standing import standing_of, standing_parts, step_memory_of
 
 
 def build_step(
@@ -70,7 +70,16 @@ def build_step(
     driver.host.follow([each.name for each in entry.passes])
     accumulates, may_wait = description.accumulates, description.may_wait
     with driver.as_shards():  # optimizer states have the shapes of what the optimizer steps
-        parts = standing_parts(model, optimizer, accumulates=accumulates, waits=may_wait.states)
+        memory = step_memory_of(
+            optimizer,
+            ranks,
+            driver.owned_memory,
+            workspaces,
+            is_planned=description.budget_bytes is not None or description.pinned is not None,
+        )
+        parts = standing_parts(
+            model, optimizer, accumulates=accumulates, waits=may_wait.states, memory=memory
+        )
         standing = standing_of(
             model,
             optimizer,
@@ -80,7 +89,7 @@ def build_step(
             accumulates=accumulates,
             may_wait=may_wait,
             copy_bytes=0 if shared is None else shared.copy_bytes,
-            workspaces=workspaces,
+            memory=memory,
         )
     planner = make_planner(
         standing,

@@ -11,9 +11,15 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 
 from torchloom.exchange import Agreement
+from torchloom.memory import StepMemory, WorkspaceTable
 
 STATES, SHARDS = "offload_opt_states", "offload_parameters"
 """Names of the passes that keep optimizer states, or shards of parameters, in host memory."""
+
+
+OwnedMemory = Callable[[WorkspaceTable], StepMemory | None]
+"""Finds out what a rank allocates in a step in which it owns parameters, and keeps of them; None where that is not known.
+Parameters must hold what the optimizer steps."""
 
 
 class HostMemory(Protocol):
@@ -49,6 +55,8 @@ class Driver:
     host: HostMemory
     optimizer: Optimizer | None = None
     """Over this rank's shards; None without training, or where plans do not count its states."""
+    owned_memory: OwnedMemory | None = None
+    """Of the optimizer; None where each rank steps its shards alone."""
     step: int = 0
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger
-from torchloom.memory import WorkspaceTable, distinct_bytes, optimizer_peak
+from torchloom.memory import StepMemory, WorkspaceTable, distinct_bytes, step_memory
 from torchloom.plan import HostStates
 from torchloom.runtime.host import is_on_host
 from torchloom.shard.leaf_modules import leaf_bytes
+from torchloom.step.interfaces import OwnedMemory
 
 logger = get_logger(__name__)
 
 _NUM_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
 """Number of tensors of a parameter's size that an optimizer will keep, by its class."""
 _COUNTER_BYTES = 4
-"""An optimizer's count of steps, for each parameter; where it has made states, it is among them."""
+"""An optimizer's count of steps, for each parameter; where its states are known, it is among them."""
 _RESERVE_BYTES = 16 << 10
 """For losses, norms, scales and random states, which are not planned one by one."""
 
@@ -78,7 +80,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     accumulates: bool,
     may_wait: MayWait,
     copy_bytes: int = 0,
-    workspaces: WorkspaceTable | None = None,
+    memory: StepMemory | None = None,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
@@ -91,20 +93,20 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         accumulates: whether gradients wait from one micro-step for the next.
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
-        workspaces: what operators of the optimizer's step allocate for themselves.
+        memory: of the optimizer, where it has been tried.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
     own_bytes += leaf_bytes(model)  # they run between graphs
-    if optimizer is not None and (may_wait.states or not optimizer.state):
+    if optimizer is not None and (may_wait.states or not (memory or optimizer.state)):
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
-    gradients, update = 0 if accumulates else _trained_bytes(model), 0
+    gradients = 0 if accumulates else _trained_bytes(model)
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
+    update = 0
     if not may_wait.states:
-        update = ranks.most(
-            "bytes of the optimizer's step", _optimizer_bytes(optimizer, workspaces)
-        )
+        peak = 0 if memory is None else memory.peak_bytes
+        update = ranks.most("bytes of the optimizer's step", peak)
     states = None
     if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
         states = _host_states(
@@ -122,8 +124,55 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     )
 
 
+def step_memory_of(
+    optimizer: Optimizer | None,
+    ranks: Agreement,
+    owned_memory: OwnedMemory | None,
+    workspaces: WorkspaceTable,
+    *,
+    is_planned: bool,
+) -> StepMemory | None:
+    """Return what this rank's optimizer allocates in a step; None if that is not known. All ranks must call.
+
+    Args:
+        optimizer: over this rank's leaves.
+        ranks: all of them.
+        owned_memory: see `Driver`.
+        workspaces: what operators allocate for themselves.
+        is_planned: whether there is a budget or a plan.
+
+    Raises:
+        PlanError: there is, and ranks own parameters, but what they keep of them is not known.
+    """
+    if optimizer is None or not (is_planned or owned_memory):
+        return None
+    if owned_memory is None:
+        found = step_memory(optimizer, workspaces, lambda twin: twin[0].step)
+    else:
+        found = owned_memory(workspaces)
+        if ranks.most("whether the optimizer's memory is not known", int(found is None)):
+            found = None
+    if found is None:
+        text = (
+            f"{type(optimizer).__name__}'s step cannot be tried on tensors without data, as it needs their values: "
+            "what it allocates is not known"
+        )
+        if owned_memory is not None and is_planned:
+            raise PlanError(
+                f"{text}, nor what it keeps of the whole parameters that ranks own. Drop compile.memory_budget and compile.plan, "
+                "or use another optimizer"
+            )
+        logger.info("%s, and no part of the plan", text)
+    return found
+
+
 def standing_parts(
-    model: nn.Module, optimizer: Optimizer | None, *, accumulates: bool, waits: bool
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    accumulates: bool,
+    waits: bool,
+    memory: StepMemory | None = None,
 ) -> Parts:
     """Return (kind, layer, bytes) of what lives on this rank's device between steps.
 
@@ -134,6 +183,7 @@ def standing_parts(
         optimizer: its states; None: there are none.
         accumulates: whether gradients stay from one micro-step to the next, and count.
         waits: whether optimizer states wait on the host, where they do not count.
+        memory: of the optimizer, where it has been tried.
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     layers: dict[int, str] = {}
@@ -147,7 +197,7 @@ def standing_parts(
             sums[kind, layer] += num_bytes
         if accumulates and tensor.requires_grad:
             sums[GRADIENTS, layer] += num_bytes
-    for kind, layer, num_bytes in _of_optimizer(optimizer, layers, waits=waits):
+    for kind, layer, num_bytes in _of_optimizer(optimizer, layers, memory, waits=waits):
         sums[kind, layer] += num_bytes
     return tuple((kind, layer, size) for (kind, layer), size in sums.items() if size)
 
@@ -160,7 +210,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _of_optimizer(
-    optimizer: Optimizer | None, layers: dict[int, str], *, waits: bool
+    optimizer: Optimizer | None, layers: dict[int, str], memory: StepMemory | None, *, waits: bool
 ) -> Iterator[tuple[str, str, int]]:
     """Yield what the optimizer keeps, by the layer of the parameter that it steps."""
     if optimizer is None:
@@ -174,7 +224,9 @@ def _of_optimizer(
                 yield MASTERS, layer, int(leaf.untyped_storage().nbytes())
             if not waits:
                 made = distinct_bytes(optimizer.state.get(leaf, {}).values())
-                yield STATES, layer, made or num_states * leaf.numel() * leaf.element_size()
+                like_it = num_states * leaf.numel() * leaf.element_size()
+                tried = like_it if memory is None else memory.state_bytes[id(leaf)]
+                yield STATES, layer, made or tried
 
 
 def _layer_of(name: str) -> str:
@@ -207,19 +259,6 @@ def _host_states(
         num_slots=may_wait.num_slots,
         shard_bytes=ranks.most("bytes of pieces", may_wait.shard_bytes or 0),
     )
-
-
-def _optimizer_bytes(optimizer: Optimizer | None, workspaces: WorkspaceTable | None) -> int:
-    """Return the bytes that an optimizer's step allocates for itself; 0 if unknown."""
-    if optimizer is None:
-        return 0
-    found = optimizer_peak(optimizer, workspaces)
-    if found is None:
-        logger.info(
-            "the memory of %s's step is not part of the plan: it reads values of tensors",
-            type(optimizer).__name__,
-        )
-    return found or 0
 
 
 def _trained_bytes(model: nn.Module) -> int:
