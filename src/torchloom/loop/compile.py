@@ -312,7 +312,9 @@ class LoopSteps:
     ) -> None:
         # Parameters may lead to the model, which this must not keep alive.
         self._model = weakref.ref(model)
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._optimizer: Callable[[], Any] | None = (
+            None if optimizer is None else weakref.ref(optimizer)
+        )
         self._comm = comm
         self._log = StepLog(
             device,

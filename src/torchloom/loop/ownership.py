@@ -29,6 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.log import get_logger
+from torchloom.loop.alone import joins_parameters
 from torchloom.loop.elementwise import (
     check_may_divide,
     is_elementwise,
@@ -95,16 +96,17 @@ class Ownership:
             EngineError: the optimizer is known to be right on no part of the parameters.
         """
         known = divided_by_id()
-        divided = False
+        divided = whole = False
         fresh: list[tuple[nn.Parameter, Layout, ParamSpec]] = []
         for group in optimizer.param_groups:
             for param in group["params"]:
                 found = known.get(id(param))
                 divided |= found is not None
+                whole |= found is None
                 if found and id(param) not in self.units and not is_elementwise(optimizer, group):
                     fresh.append((param, *found))
         if divided:
-            check_may_divide(optimizer)
+            check_may_divide(optimizer, some_whole=whole)
         fresh.sort(
             key=lambda each: Load.of(each[2].shape), reverse=True
         )  # stable: equal on all ranks
@@ -210,30 +212,37 @@ class Ownership:
             self._bring_back(trip)
         self.restore()
 
-    def end(self) -> None:
+    def end(self, is_divisible: bool) -> None:
         """Bring stepped weights back into the shards, after a step of the optimizer. All ranks must call.
 
+        Args:
+            is_divisible: whether this rank has seen that parameters do not depend on each other.
+
         Raises:
-            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters; no
-                weight that it has stepped in one call has changed.
+            EngineError: parameters depend on each other on some rank, or numbers that the optimizer keeps differ between ranks, so
+                it computes them of all parameters; no weight that it has stepped in one call has changed.
         """
-        if self._numbers_differ():
+        differ = self._numbers_differ(is_divisible)
+        if differ:
             self.restore()
+        if differ == "parameters":
+            raise joins_parameters(self._known_optimizer())
+        if differ:
             raise EngineError(
                 f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
         self.bring_back()
 
-    def _numbers_differ(self) -> bool:
-        """Say whether ranks of the shard group see other numbers in the optimizer and its groups."""
+    def _numbers_differ(self, is_divisible: bool) -> str:
+        """Name what differs between ranks of the shard group, or depends on what they hold: "numbers", "parameters", or ""."""
         key = _numbers_key(self._known_optimizer())
         for handle, device in self._handles.items():
-            own = torch.tensor([key], device=device)
+            own = torch.tensor([key if is_divisible else -1], device=device)
             rows = lookup(handle).gather_small(own, "numbers of the optimizer")
             if bool((rows != key).any()):
-                return True
-        return False
+                return "parameters" if bool((rows < 0).any()) else "numbers"
+        return ""
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
@@ -335,11 +344,11 @@ def begin_whole_step(optimizer: Optimizer) -> None:
     ownership_of(optimizer).begin()
 
 
-def end_whole_step(optimizer: Optimizer) -> None:
-    """Bring weights back into shards after a step."""
+def end_whole_step(optimizer: Optimizer, is_divisible: bool) -> None:
+    """Bring weights back into shards after a step; see `Ownership.end`."""
     ownership = _KNOWN.get(optimizer)
     if ownership is not None and ownership.is_stepping:
-        ownership.end()
+        ownership.end(is_divisible)
 
 
 def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:
@@ -370,12 +379,15 @@ def _numbers(values: Iterable[object]) -> Iterator[float]:
                 yield float(value)
         elif type(value) in (list, tuple):
             yield from _numbers(value)  # type: ignore[arg-type]
+        elif type(value) is dict:
+            yield from _numbers(value.values())  # type: ignore[attr-defined]
 
 
 def _numbers_key(optimizer: Optimizer) -> int:
     """Return a checksum of the numbers in an optimizer and its groups."""
     groups = optimizer.param_groups
     found = [value for group in groups for name, value in group.items() if name != "params"]
+    found += [value for key, value in optimizer.state.items() if not isinstance(key, Tensor)]
     return zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
 
 
