@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ import torchloom
 from loop.test_ownership import Odd, assert_near, loss_of, muon_and_adamw, newton_schulz_in_fp32
 from support.pool import run_ranks
 from torchloom.errors import ConfigError
-from torchloom.events import Recorder, StepEnded
+from torchloom.events import OwnersChosen, Recorder, StepEnded
 from torchloom.position import POSITION
+from torchloom.report.page.render import views
 
 
 def schedules_of(optimizers: list[Optimizer]) -> list[LambdaLR]:
@@ -98,3 +101,29 @@ def test_what_is_no_optimizer_of_the_model_is_named() -> None:
                 torchloom.compile(model, config={"memory_budget": "1GB"}, optimizer=given)
 
     run_ranks(2, fn)
+
+
+def test_report_says_who_owns_what_and_what_it_costs() -> None:
+    def fn(rank: int):
+        model = torchloom.shard_model(Odd(), 3, persistence_threshold=0)
+        optimizers = muon_and_adamw(model)
+        with torchloom.watch() as watched:
+            session = torchloom.compile(model, optimizer=optimizers, backend="aot_eager")
+            with Recorder() as recorder:
+                train(model, optimizers, schedules_of(optimizers), rank, 2, range(1))
+        muon, adamw = session.report.owners
+        sent, named = 0, dict(model.named_parameters())
+        for name, shape, owner in muon.parameters:
+            numel = math.prod(shape)
+            first = -(-numel // 2)
+            sent += 3 * 4 * (numel - (first, numel - first)[owner])
+            assert bool(optimizers[0].state.get(named[name])) == (owner == rank)
+        assert muon.step_bytes == sent and muon.num_divided == 0
+        assert (adamw.parameters, adamw.step_bytes) == ((), 0) and adamw.num_divided == 5
+        assert muon.reason == "it computes with whole parameters"
+        told = [event for event in recorder.events if isinstance(event, OwnersChosen)]
+        assert {each.optimizer for each in told} == {"Muon", "AdamW"}
+        page = json.dumps(views(watched.record(), None))
+        return "Parameters that one rank steps for all" in page and "11 x 7" in page
+
+    assert run_ranks(2, fn) == [True, True]

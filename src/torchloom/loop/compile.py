@@ -27,7 +27,7 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
-from torchloom.loop.ownership import owned_memory
+from torchloom.loop.ownership import owned_memory, ownership_of
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
@@ -182,22 +182,33 @@ def compile_step(
             f"pass {STATES!r} streams optimizer states through engine.step(), which a loop of one's "
             "own does not call: remove it, or train with torchloom.initialize"
         )
-    return build_step(description, model, comm, driver)
+    compiled = build_step(description, model, comm, driver)
+    compiled.session.report.owners = tuple(
+        told
+        for each in _members(driver.optimizer)
+        for told in ownership_of(each).chosen()
+        if told.parameters or told.num_divided
+    )
+    return compiled
+
+
+def _members(optimizer: Any) -> list[Any]:
+    """Return the optimizers that are stepped each by itself, without what frameworks wrap around them."""
+    found = optimizer.optimizers if isinstance(optimizer, Beside) else [optimizer]
+    return [getattr(each, "optimizer", each) for each in found if each is not None]
 
 
 def _memory_of(optimizer: Any) -> OwnedMemory | None:
-    if not isinstance(optimizer, Beside):
-        return owned_memory(optimizer)
+    members = _members(optimizer)
+    owned = [owned_memory(each) for each in members]
+    if len(members) < 2:
+        return owned[0] if owned else None
 
     def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
         """Return what all keep, and the most that one allocates: they step one after the other."""
         found = [
-            step_memory(each, workspaces, lambda twin: twin[0].step)
-            if own is None
-            else own(workspaces)
-            for each, own in zip(
-                optimizer.optimizers, map(owned_memory, optimizer.optimizers), strict=True
-            )
+            own(workspaces) if own else step_memory(each, workspaces, lambda twin: twin[0].step)
+            for each, own in zip(members, owned, strict=True)
         ]
         known = [each for each in found if each is not None]
         if len(known) < len(found):

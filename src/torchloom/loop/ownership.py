@@ -28,6 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
+from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
 from torchloom.loop.alone import joins_parameters
 from torchloom.loop.elementwise import (
@@ -43,7 +44,7 @@ from torchloom.loop.owner_exchanges import (
     buckets,
     state_from_owner,
 )
-from torchloom.loop.owners import Load, Unit, add_to_least
+from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
 from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
 from torchloom.runtime.base import Pending
@@ -116,16 +117,24 @@ class Ownership:
                 param, spec, layout, add_to_least(loads, Load.of(spec.shape))
             )
         self.num_seen = _num_params(optimizer)
-        if fresh and fresh[0][1].rank == 0:
-            sent = sum(3 * spec.numel * spec.dtype.itemsize for _, _, spec in fresh)
-            logger.info(
-                "%s steps %d parameters whole, each on one of %d ranks, as it is not known to be elementwise: a step sends "
-                "about %.1f MB from each rank (gradients and weights to owners, weights back)",
-                type(optimizer).__name__,
-                len(fresh),
-                fresh[0][1].world_size,
-                sent / fresh[0][1].world_size / 1e6,
-            )
+        if not fresh:
+            return
+        for told in self.chosen():
+            emit(told)
+            if told.parameters and fresh[0][1].rank == 0:
+                logger.info(
+                    "%s steps %d parameters whole, each on one of %d ranks, as %s: a step sends about %.1f MB from each rank "
+                    "(gradients and weights to owners, weights back)",
+                    told.optimizer,
+                    len(told.parameters),
+                    fresh[0][1].world_size,
+                    told.reason,
+                    told.step_bytes / fresh[0][1].world_size / 1e6,
+                )
+
+    def chosen(self) -> tuple[OwnersChosen, ...]:
+        """Return what of the optimizer, or of each of several that step together, owners step."""
+        return owners_chosen(self._known_optimizer(), self.units)
 
     def owns(self, param: Tensor) -> bool | None:
         """Say whether this rank is the owner; None of a parameter that each rank steps itself."""
