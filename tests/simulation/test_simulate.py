@@ -25,11 +25,11 @@ SIZES = LlamaConfig(
 )
 
 
-def config(stage: int = 3, budget: int | None = None) -> dict:
+def config(stage: int = 3, budget: int | None = None, optimizer: str = "AdamW") -> dict:
     compiling = {"backend": "aot_eager", "strict": True}
     return {
         "train_micro_batch_size_per_gpu": 3,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "optimizer": {"type": optimizer, "params": {"lr": 1e-3}},
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 100},
         "compile": {**compiling, "memory_budget": budget} if budget else compiling,
     }
@@ -46,12 +46,17 @@ def simulated(world_size: int, stage: int = 3, budget: int | None = None, **kwar
     )
 
 
-@pytest.mark.parametrize(("world_size", "shard_size"), [(2, 2), (3, 3), (4, 2)])
-def test_the_plan_is_that_of_real_ranks_to_the_byte(world_size: int, shard_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "shard_size", "optimizer"),
+    [(2, 2, "AdamW"), (3, 3, "AdamW"), (4, 2, "AdamW"), (3, 3, "Muon")],
+)
+def test_the_plan_is_that_of_real_ranks_to_the_byte(
+    world_size: int, shard_size: int, optimizer: str
+) -> None:
     table = CostTable(network=NETWORKS["gloo"])
 
     def settings(budget: int | None = None) -> dict:
-        made = config(3, budget)
+        made = config(3, budget, optimizer)
         made["zero_optimization"]["shard_size"] = shard_size
         return made
 

@@ -1,4 +1,4 @@
-"""Find optimizers that compute numbers of several parameters and keep them nowhere, by a parameter that is stepped alone.
+"""Find optimizers that compute numbers of several parameters: kept ones by a checksum, others by a parameter stepped alone.
 
 Ranks that divide parameters among them see some each, so a norm over all gradients inside of a step would be another one on
 each rank. In the first steps of an optimizer that nobody has read, a copy of it steps a copy of this rank's smallest
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import types
+import zlib
+from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -125,6 +127,27 @@ def _copied(value: Any) -> Any:
     ):
         return value
     raise TypeError(type(value).__name__)
+
+
+def _numbers(values: Iterable[object]) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, (int, float)):
+            yield float(value)
+        elif isinstance(value, Tensor):
+            if value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
+                yield float(value)
+        elif type(value) in (list, tuple):
+            yield from _numbers(value)  # type: ignore[arg-type]
+        elif type(value) is dict:
+            yield from _numbers(value.values())  # type: ignore[attr-defined]
+
+
+def numbers_key(optimizer: Optimizer) -> int:
+    """Return a checksum of the numbers in an optimizer and its groups."""
+    groups = optimizer.param_groups
+    found = [value for group in groups for name, value in group.items() if name != "params"]
+    found += [value for key, value in optimizer.state.items() if not isinstance(key, Tensor)]
+    return zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
 
 
 leave_alone(witnesses_of, "it steps a copy")

@@ -16,9 +16,7 @@ of each copy own and step alike.
 from __future__ import annotations
 
 import weakref
-import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
-from torchloom.loop.alone import joins_parameters
+from torchloom.loop.alone import joins_parameters, numbers_key
 from torchloom.loop.elementwise import (
     check_may_divide,
     is_elementwise,
@@ -77,6 +75,8 @@ class Ownership:
         """Communicators of the parameters of this step, and where they lie."""
         self._groups: list[list[nn.Parameter]] = []
         """Parameters of each group while a step sees this rank's alone."""
+        self._counts = False
+        """Whether a step of a part changed numbers of the optimizer that are not of this part alone."""
         self.num_seen = -1
         """Parameters in the optimizer's groups when owners were chosen."""
 
@@ -199,13 +199,9 @@ class Ownership:
             return
         mine = {id(unit.param) for unit in units}
         self._show(optimizer, lambda param: id(param) in mine)
-        before = _numbers_key(optimizer)
+        before = numbers_key(optimizer)
         step_without_hooks(optimizer)
-        if _numbers_key(optimizer) != before:
-            raise EngineError(
-                f"{type(optimizer).__name__} was declared to step parameters by parts, and its step has changed a number that "
-                "it keeps for all of them: do not declare it so"
-            )
+        self._counts |= numbers_key(optimizer) != before
 
     def _bring_back(self, trip: Trip) -> None:
         """Begin to send back what was stepped, and take in what was sent before."""
@@ -229,29 +225,40 @@ class Ownership:
 
         Raises:
             EngineError: parameters depend on each other on some rank, or numbers that the optimizer keeps differ between ranks, so
-                it computes them of all parameters; no weight that it has stepped in one call has changed.
+                it computes them of all parameters, and no weight that it owns has changed; or it was declared to step by
+                parts, and keeps numbers for all of them.
         """
-        differ = self._numbers_differ(is_divisible)
-        if differ:
+        name = type(self._known_optimizer()).__name__
+        differ, counts, joins = self._compare_numbers(joins=not is_divisible)
+        if counts or joins or differ:
             self.restore()
-        if differ == "parameters":
-            raise joins_parameters(self._known_optimizer())
+        if counts:
+            raise EngineError(
+                f"{name} was declared to step by parts (by_parts = True), but a step of some parameters changes a number that "
+                "it keeps for all of them: do not declare it so"
+            )
         if differ:
             raise EngineError(
-                f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
+                f"{name} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
+        if joins:
+            raise joins_parameters(self._known_optimizer())
         self.bring_back()
 
-    def _numbers_differ(self, is_divisible: bool) -> str:
-        """Name what differs between ranks of the shard group, or depends on what they hold: "numbers", "parameters", or ""."""
-        key = _numbers_key(self._known_optimizer())
+    def _compare_numbers(self, *, joins: bool) -> tuple[bool, bool, bool]:
+        """Say whether ranks see other numbers in the optimizer and its groups; whether, on any rank, parts changed any, and
+        parameters depend on each other.
+        """
+        key, counts = numbers_key(self._known_optimizer()), self._counts
+        self._counts = differ = False
         for handle, device in self._handles.items():
-            own = torch.tensor([key if is_divisible else -1], device=device)
-            rows = lookup(handle).gather_small(own, "numbers of the optimizer")
-            if bool((rows != key).any()):
-                return "parameters" if bool((rows < 0).any()) else "numbers"
-        return ""
+            own = torch.tensor([key, counts, joins], device=device)
+            rows = lookup(handle).gather_small(own, "numbers of the optimizer").tolist()
+            differ |= any(other != key for other, *_ in rows)
+            counts |= any(other for _, other, _ in rows)
+            joins |= any(other for *_, other in rows)
+        return differ, counts, joins
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
@@ -377,27 +384,6 @@ def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | 
 find_owners_by(ownership_of)
 for _function in (ownership_of, begin_whole_step, end_whole_step):
     leave_alone(_function, "it communicates")
-
-
-def _numbers(values: Iterable[object]) -> Iterator[float]:
-    for value in values:
-        if isinstance(value, (int, float)):
-            yield float(value)
-        elif isinstance(value, Tensor):
-            if value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
-                yield float(value)
-        elif type(value) in (list, tuple):
-            yield from _numbers(value)  # type: ignore[arg-type]
-        elif type(value) is dict:
-            yield from _numbers(value.values())  # type: ignore[attr-defined]
-
-
-def _numbers_key(optimizer: Optimizer) -> int:
-    """Return a checksum of the numbers in an optimizer and its groups."""
-    groups = optimizer.param_groups
-    found = [value for group in groups for name, value in group.items() if name != "params"]
-    found += [value for key, value in optimizer.state.items() if not isinstance(key, Tensor)]
-    return zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
 
 
 def _send_nothing(

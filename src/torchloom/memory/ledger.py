@@ -198,7 +198,7 @@ def step_memory(
         try:
             found = _step_twice(optimizer, ledger, step_of)
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-            logger.debug("%s without data: %s", type(optimizer).__name__, error)
+            logger.info("%s cannot step without data: %s", type(optimizer).__name__, error)
             return None
         if not workspaces.probe_calls(ledger.calls):
             break
@@ -209,10 +209,7 @@ def _step_twice(
     optimizer: Optimizer, ledger: Ledger, step_of: Callable[[Twin], Callable[[], Any]]
 ) -> StepMemory:
     """Step a twin of the optimizer: the first step makes its states, the second is counted."""
-    twin = copy.copy(optimizer)
-    twin.state = defaultdict(dict)
-    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        setattr(twin, hooks, OrderedDict())
+    twin = _twin_of(optimizer)
     numbers = {  # steps taken, say: read here, as tensors without data cannot be
         (param, name): value.item()
         for param, state in optimizer.state.items()
@@ -247,6 +244,20 @@ def _step_twice(
             for known, made in stand_ins.items()
         },
     )
+
+
+def _twin_of(value: Any) -> Any:
+    """Return a copy of an optimizer without states and hooks, and of those inside of it; `copy.copy` drops attributes."""
+    if isinstance(value, list):
+        return list(map(_twin_of, value))
+    if not isinstance(value, Optimizer):
+        return copy.copy(value) if isinstance(value, dict) else value
+    twin = object.__new__(type(value))
+    vars(twin).update({name: _twin_of(each) for name, each in vars(value).items()})
+    twin.state = defaultdict(dict)
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(twin, hooks, OrderedDict())
+    return twin
 
 
 class _MadeUpNumbers(DispatchMode):

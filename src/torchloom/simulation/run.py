@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ class _Compiled(NamedTuple):
     module: nn.Module
     layout: Layout
     num_params: int
+    owned_bytes: int
+    """Of the gradients and weights that travel to owners, and the weights that travel back, in a step of all ranks."""
 
     def result(
         self, table: CostTable, settings: Config, name: str, tokens: int, began: float
@@ -81,6 +84,9 @@ class _Compiled(NamedTuple):
             computed.update(each.times.compute_by if each.times else {})
         peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
         boundary_us = _boundary_us(self.layout, table)
+        # An all-to-all of so many bytes sends from each rank what an all-gather of a part for one rank does.
+        ranks = self.layout.world_size
+        boundary_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
         kinds: Counter[str] = Counter()
         for group in peak.groups:
@@ -282,12 +288,13 @@ def _compiled(
     with fake_mode():
         shard_module(module, layout, init=lambda each: None, device=device)
         local = OwnedParams(module, layout, comm)
-        made = make_optimizer(
-            settings.optimizer,
-            optimizer or (None if settings.optimizer else _adamw),
-            None,
-            local,
-        )
+        with _whole(local):
+            made = make_optimizer(
+                settings.optimizer,
+                optimizer or (None if settings.optimizer else _adamw),
+                None,
+                local,
+            )
         description = describe_step(
             settings,
             CompileCall(name="torchloom.simulate"),
@@ -310,7 +317,20 @@ def _compiled(
         with autocasting(settings.precision, device):
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
-    return _Compiled(step, module, layout, num_params)
+    owned = () if local.ownership is None else local.ownership.units.values()
+    owned_bytes = sum(3 * unit.spec.numel * unit.spec.dtype.itemsize for unit in owned)
+    return _Compiled(step, module, layout, num_params, owned_bytes)
+
+
+@contextmanager
+def _whole(local: OwnedParams) -> Iterator[None]:
+    """Let parameters have the shapes of whole ones in a `with` block, as real shards say of themselves."""
+    held = [(each.param, each.param.data) for each in local]
+    for each in local:
+        each.param.data = torch.empty(each.spec.shape, dtype=each.spec.dtype)
+    yield
+    for param, data in held:
+        param.data = data
 
 
 def _adamw(params: Any) -> Optimizer:
