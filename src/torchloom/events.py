@@ -167,6 +167,22 @@ class StandingFound(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnersChosen(Event):
+    """Each parameter that an optimizer must see whole was given to a rank, which steps it for all."""
+
+    optimizer: str
+    """Its class."""
+    reason: str
+    """Why it sees them whole, or steps shards."""
+    parameters: tuple[tuple[str, tuple[int, ...], int], ...]
+    """(name, shape, rank that owns it) of those that it sees whole."""
+    num_divided: int
+    """Number of parameters of which each rank steps its shard."""
+    step_bytes: int
+    """What all ranks together send in a step: gradients and weights to owners, weights back."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackendChosen(Event):
     """A fallback settled on a backend; `failed` pairs the ones before it with their reasons."""
 

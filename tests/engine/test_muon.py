@@ -20,7 +20,7 @@ from loop.test_ownership import (
 from support.optimizers import Shampoo
 from support.pool import run_ranks
 from torchloom.config import load_config
-from torchloom.errors import EngineError
+from torchloom.errors import ConfigError, EngineError
 
 RATES = {"muon_lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1}
 
@@ -51,7 +51,7 @@ def in_one_process(num_steps: int) -> dict[str, Tensor]:
     rest = [p for p in named.values() if all(p is not each for each in matrices)]
     optimizers = [
         torch.optim.Muon(matrices, lr=2e-2, weight_decay=0.1),
-        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
+        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-10),
     ]
     with newton_schulz_in_fp32():
         for step in range(num_steps):
@@ -128,7 +128,7 @@ def test_several_optimizers_step_together() -> None:
         rest = [p for name, p in named.items() if p.dim() != 2 or "embed" in name]
         given = [
             torch.optim.Muon(matrices, lr=2e-2, weight_decay=0.1),
-            torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
+            torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-10),
         ]
         engine, *_ = torchloom.initialize(model=model, config=settings, optimizer=given)
         with newton_schulz_in_fp32():
@@ -145,6 +145,31 @@ def test_arguments_of_the_config() -> None:
     found = load_config(config(3, 2), world_size=2).optimizer
     assert found is not None
     assert (found.name, found.params["muon_lr"], found.params["lr"]) == ("muon", 2e-2, 1e-3)
+    given = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0, "muon_lr": 2e-3, "ns_method": "gram"}
+    told = load_config(
+        {**config(3, 2), "optimizer": {"type": "Muon", "params": given}}, world_size=2
+    )
+    assert told.optimizer is not None and "ns_method" not in told.optimizer.params
+    assert (told.optimizer.params["betas"], told.optimizer.params["eps"]) == ((0.9, 0.95), 1e-10)
+    assert any("ns_method" in note.path and "rounding" in note.message for note in told.notes)
+
+
+def test_use_muon_of_a_parameter_takes_the_place_of_the_rule_by_names() -> None:
+    def fn(rank: int):
+        model = Odd()
+        model.embed.weight.use_muon, model.up.weight.use_muon = True, False
+        engine, *_ = torchloom.initialize(model=model, config=config(3, 2))
+        muon, _ = engine.optimizer.optimizers
+        held = {id(param) for group in muon.param_groups for param in group["params"]}
+        named = dict(engine.module.named_parameters())
+        chosen = [id(named[name]) in held for name in ("embed.weight", "up.weight", "down.weight")]
+        model = Odd()
+        model.stack.use_muon = True
+        with pytest.raises(ConfigError, match="'stack' has use_muon = True and the shape"):
+            torchloom.initialize(model=model, config=config(3, 2))
+        return chosen
+
+    assert run_ranks(2, fn) == [[True, False, True]] * 2
 
 
 def test_states_of_owners_do_not_stream_from_the_host() -> None:

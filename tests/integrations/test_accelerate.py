@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from loop.test_ownership import newton_schulz_in_fp32
 from support import ranks
 from support.frameworks import (
     LOOM,
@@ -51,19 +52,19 @@ def loop(
     clip: Callable[[Any, Any], Any] | None = None,
     load: Path | None = None,
     save: Path | None = None,
-    make: Callable[[Any], torch.optim.Optimizer] = lambda params: torch.optim.AdamW(
-        params, lr=1e-2
-    ),
+    make: Callable[[Any], list[torch.optim.Optimizer]] = lambda params: [
+        torch.optim.AdamW(params, lr=1e-2)
+    ],
     **changes: Any,
 ) -> dict[str, Any]:
     """Train as Accelerate's documentation writes a loop; the same batches by step, on any number of ranks."""
     with accelerate_alone():
         accel = accelerator(config, **changes)
         model = tiny_llama(seed=seed)
-        optimizer = make(model.parameters())
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
+        made = make(model.parameters())
+        rates = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.97**step) for each in made]
         loader = DataLoader(rows(), batch_size=micro)
-        model, optimizer, loader, schedule = accel.prepare(model, optimizer, loader, schedule)
+        model, loader, *stepped = accel.prepare(model, loader, *made, *rates)
         if load is not None:
             accel.load_state(str(load))
         found: dict[str, Any] = {"loss": [], "grad_norm": []}
@@ -78,9 +79,10 @@ def loop(
                 if accel.sync_gradients:
                     norm = accel.clip_grad_norm_(model.parameters(), 0.5)
                     found["grad_norm"].append(norm.item())
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
+                for each in stepped:  # optimizers, then schedules
+                    each.step()
+                for each in stepped[: len(made)]:
+                    each.zero_grad()
         found["loss"] = told
         if save is not None:
             accel.save_state(str(save))
@@ -110,13 +112,29 @@ def test_a_loop_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
     assert_files_are_those_of_ddp(tmp_path)
 
 
-def test_an_optimizer_of_whole_matrices_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
+def muon_and_adamw(params: Any) -> list[torch.optim.Optimizer]:
+    params = list(params)
+    return [
+        torch.optim.Muon([param for param in params if param.dim() == 2], lr=1e-2),
+        torch.optim.AdamW([param for param in params if param.dim() != 2], lr=1e-2),
+    ]
+
+
+MAKES: dict[str, Any] = {
+    "Adafactor": lambda params: [torch.optim.Adafactor(params, lr=1e-2)],
+    "Muon and AdamW": muon_and_adamw,
+}
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_optimizers_of_whole_matrices_equal_ddp_and_go_on_from_files(tmp_path, kind: str) -> None:
     def run(rank: int) -> Any:
-        whole = {"make": lambda params: torch.optim.Adafactor(params, lr=1e-2)}
-        expected = loop(None, **whole)
-        found = loop(LOOM, **whole)
-        loop(LOOM, steps=range(6), save=tmp_path / "half", **whole)
-        resumed = loop(LOOM, steps=range(6, 12), seed=9, load=tmp_path / "half", **whole)
+        whole = {"make": MAKES[kind]}
+        with newton_schulz_in_fp32():
+            expected = loop(None, **whole)
+            found = loop(LOOM, **whole)
+            loop(LOOM, steps=range(6), save=tmp_path / "half", **whole)
+            resumed = loop(LOOM, steps=range(6, 12), seed=9, load=tmp_path / "half", **whole)
         return expected, found, resumed
 
     (expected, found, resumed), _ = run_ranks(2, run)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from loop.test_ownership import newton_schulz_in_fp32
 from support.frameworks import LOOM, assert_same_run, loom, rows, skip_without, tiny_llama
 from support.pool import run_ranks
 from torchloom.errors import ConfigError, ShardError
@@ -246,6 +247,49 @@ def test_each_entry_after_each_other_equals_ddp(tmp_path, stage) -> None:
 
     for expected, found in run_ranks(2, run):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def two_optimizers() -> Any:
+    """Return a module that steps Muon and AdamW itself."""
+    made = module()
+    kind = type(made)
+
+    class Two(kind):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            self.manual_backward(kind.training_step(self, batch, index))
+            for each in self.optimizers():
+                each.step()
+                each.zero_grad()
+
+        def configure_optimizers(self) -> Any:
+            params = list(self.parameters())
+            return [
+                torch.optim.Muon([p for p in params if p.dim() == 2], lr=1e-2),
+                torch.optim.AdamW([p for p in params if p.dim() != 2], lr=1e-2),
+            ]
+
+    made.__class__ = Two
+    return made
+
+
+def test_two_optimizers_equal_ddp(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        from torchloom.integrations.lightning import TorchloomStrategy
+
+        given = {"max_steps": 8, "gradient_clip_val": None}
+        with newton_schulz_in_fp32():
+            expected, _ = fit("ddp", tmp_path, module=two_optimizers(), **given)
+            strategy = TorchloomStrategy(LOOM)
+            found, _ = fit(strategy, tmp_path, module=two_optimizers(), **given)
+        owners = next(iter(strategy.sessions().values())).report.owners
+        return found, expected, [each.optimizer for each in owners]
+
+    for found, expected, owners in run_ranks(2, run):
+        assert len(found["loss"]) == 4  # each step of an optimizer counts
+        assert_same_run(found, expected)
+        assert owners == ["Muon", "AdamW"]
 
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -30,14 +30,20 @@ from torchloom.pipeline import PRESETS
 skip_without("transformers", "accelerate")
 
 
-def ddp(model: Any, folder: Path, data: Any = None, **changes: Any) -> dict[str, Any]:
+def ddp(
+    model: Any, folder: Path, data: Any = None, own: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
     """Train with the Trainer's own DistributedDataParallel."""
     from transformers import Trainer, TrainingArguments
 
     with accelerate_alone():
         args = TrainingArguments(**arguments(folder, **changes))
         trainer = Trainer(
-            model=model, args=args, train_dataset=data or rows(), eval_dataset=rows(10)
+            model=model,
+            args=args,
+            train_dataset=data or rows(),
+            eval_dataset=rows(10),
+            **(own or {}),
         )
         trainer.train()
         return summary(trainer)
@@ -49,15 +55,20 @@ def sharded(
     config: Any = LOOM,
     data: Any = None,
     resume: str | None = None,
+    own: dict[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Train with torchloom."""
+    """Train with torchloom; `own` are arguments of the Trainer itself."""
     from torchloom.integrations.transformers import TorchloomArguments, TorchloomTrainer
 
     with accelerate_alone():
         args = TorchloomArguments(torchloom=config, **arguments(folder, **changes))
         trainer = TorchloomTrainer(
-            model=model, args=args, train_dataset=data or rows(), eval_dataset=rows(10)
+            model=model,
+            args=args,
+            train_dataset=data or rows(),
+            eval_dataset=rows(10),
+            **(own or {}),
         )
         trainer.train(resume_from_checkpoint=resume)
         report = trainer.compile_session.report if trainer.compile_session else None
@@ -116,6 +127,28 @@ def test_an_optimizer_of_whole_matrices_equals_ddp(tmp_path) -> None:
     (expected, found, resumed), _ = run_ranks(2, run)
     assert_same_run(found, expected)
     assert resumed["loss"][-6:] == found["loss"][-6:]
+
+
+def test_an_optimizer_given_to_the_trainer_equals_ddp(tmp_path) -> None:
+    """By its class, and as an object over the model that the Trainer shards after it."""
+
+    def given(model: Any, way: str) -> dict[str, Any]:
+        if way == "class":
+            return {"optimizer_cls_and_kwargs": (torch.optim.Adafactor, {"lr": 1e-2})}
+        return {"optimizers": (torch.optim.Adafactor(model.parameters(), lr=1e-2), None)}
+
+    def run(rank: int) -> list[Any]:
+        found = []
+        for way in ("class", "object"):
+            one, other = tiny_llama(), tiny_llama()
+            expected = ddp(one, tmp_path / f"ddp {way}", own=given(one, way))
+            found.append(
+                (sharded(other, tmp_path / f"loom {way}", own=given(other, way)), expected)
+            )
+        return found
+
+    for found, expected in run_ranks(2, run)[0]:
+        assert_same_run(found, expected)
 
 
 def assert_files_are_those_of_ddp(folder: Path) -> None:

@@ -180,13 +180,14 @@ def test_collectives_that_overlap_lie_on_tracks_of_their_own():
 KINDS = (
     "PassRan", "BodyWoven", "ProgramReady", "PassesSkipped", "CompileStarted", "CompileFinished",
     "LoweredCompiled", "PlanReviewed", "BackendChosen", "CollectiveRan", "PhaseRan", "StepSkipped",
-    "StepEnded", "PlanCompared", "FromLater",
+    "StepEnded", "PlanCompared", "OwnersChosen", "FromLater",
 )  # fmt: skip
 FIELDS = (
     "name", "graph", "num_edits", "duration_s", "layers", "seconds", "reason", "num_nodes", "backend",
     "failed", "op", "params", "num_tensors", "num_bytes", "start_s", "wait_s", "end_s", "phase", "step",
     "loss", "measured_peak_bytes", "predicted_peak_bytes", "measured_seconds", "boxes", "num_graphs",
     "verdicts", "num_calls", "lowered", "stage", "recompiles", "predicted_seconds", "tokens_per_second",
+    "optimizer", "parameters", "num_divided", "step_bytes",
 )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ _MUON: Mapping[str, Kind] = {
     "momentum": kinds.number(),
     "nesterov": kinds.flag,
     "ns_steps": kinds.whole(1),
+    "ns_method": kinds.word("gram", "standard"),
     "adjust_lr_fn": kinds.word("original", "match_rms_adamw"),
     "betas": kinds.numbers(_BELOW_1, 2),
     "eps": kinds.number(),
@@ -86,7 +87,7 @@ def resolve_optimizer(
     if name == "sgd":
         _check_sgd(params, findings)
     if name == "muon":
-        params.setdefault("weight_decay", 0.0)
+        _muon(params, findings)
     _fill(name, params, findings)
     return OptimizerConfig(name=name, params=frozen_map(params))
 
@@ -139,6 +140,19 @@ def _adam(name: Name, params: dict[str, object], findings: Findings) -> Name:
             text = "not given: 0.0, as in DeepSpeed (torch.optim.AdamW: 0.01)"
             findings.info(f"{_PATH}.weight_decay", text)
     return name
+
+
+def _muon(params: dict[str, object], findings: Findings) -> None:
+    """Take DeepSpeed's defaults, and what chooses between its two ways to the same update."""
+    if params.pop("ns_method", None) == "gram":
+        findings.info(
+            f"{_PATH}.ns_method",
+            '"gram" is not built here: torch.optim.Muon iterates the standard way, to the same update but for rounding',
+        )
+    for key, value in (("weight_decay", 0.0), ("betas", (0.9, 0.95)), ("eps", 1e-10)):
+        if key not in params:
+            params[key] = value
+            findings.info(f"{_PATH}.{key}", f"not given: {value}, as in DeepSpeed's Muon")
 
 
 def _check_sgd(params: dict[str, object], findings: Findings) -> None:

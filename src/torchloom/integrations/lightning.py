@@ -248,8 +248,8 @@ class TorchloomFabricStrategy(_Prepared, FabricDDPStrategy):
             scheduler: returned as it is.
         """
         self._shard(module)
-        made = [self.setup_optimizer(optimizer) for optimizer in optimizers]
-        return module, made, scheduler
+        self.preparation.compile_all(self._roots, [_inner(each) for each in optimizers])
+        return module, optimizers, scheduler
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Let an optimizer step shards and keep whole states, and compile what waited for it.

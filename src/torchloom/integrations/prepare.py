@@ -160,18 +160,18 @@ class Preparation:
             _autocast_forward(model, dtype_of(autocast.dtype))
         return model
 
-    def compile(self, model: nn.Module, optimizer: Optimizer | None) -> CompileSession | None:
+    def compile(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> CompileSession | None:
         """Compile a sharded model in place, once; return its session, None where the config compiles nothing.
 
         Args:
             model: sharded.
-            optimizer: steps it; None: not known, which a memory budget refuses.
+            optimizers: step it; none: not known, which a memory budget refuses.
         """
         if self.compiles and self._sessions.get(model) is None:
             self._sessions[model] = torchloom.compile(
                 model,
                 config=self.config,
-                optimizer=optimizer,
+                optimizer=optimizers,
                 log_to=self._hear if self._hears else None,
             )
             if dist.get_rank() == 0:  # frameworks show nothing before the first step
@@ -200,8 +200,8 @@ class Preparation:
         options = self.config.compile
         waits = options.memory_budget is not None or options.plan is not None
         for model in models:
-            own = next((each for each in optimizers if _steps(each, model)), None)
-            if own is not None or not waits:
+            own = [each for each in optimizers if _steps(each, model)]
+            if own or not waits:
                 self.compile(model, own)
 
     def follow(self, optimizer: Optimizer) -> None:

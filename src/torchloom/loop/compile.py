@@ -27,19 +27,21 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
-from torchloom.loop.ownership import owned_memory
+from torchloom.loop.ownership import owned_memory, ownership_of
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import StepLog, Work
+from torchloom.loop.together import Beside
 from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
+from torchloom.memory import StepMemory, WorkspaceTable, step_memory
 from torchloom.memory.measure import device_bytes
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.runtime import Communicator, lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
-from torchloom.step.interfaces import STATES
+from torchloom.step.interfaces import STATES, OwnedMemory
 
 logger = get_logger(__name__)
 
@@ -51,7 +53,7 @@ def compile_model(
     model: nn.Module,
     *,
     config: ConfigSource | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     backend: str | Callable[..., Any] | None = None,
     passes: Sequence[PassItem] | None = None,
     schedule: Schedule | None = None,
@@ -68,7 +70,8 @@ def compile_model(
             sections count: `compile`, `zero_optimization` (sizes of buckets), `torch_autocast` and
             `gradient_accumulation_steps`. Or what `torchloom.config.load_config` returned.
         optimizer: steps the model's parameters. A memory budget needs it, as its states take memory. Its
-            steps move the schedule; without it the steps of any optimizer over these parameters do.
+            steps move the schedule; without it the steps of any optimizer over these parameters do. Or several, such as
+            Muon and AdamW, in the order in which the loop steps them: those of the last one move the schedule.
         backend: as for `Engine.compile`.
         passes: names, passes or functions instead of the stage's preset.
         schedule: as for `Engine.compile`.
@@ -101,12 +104,15 @@ def compile_model(
         disabled = (*settings.compile.disable_passes, "zero1")
         settings = replace(settings, compile=replace(settings.compile, disable_passes=disabled))
     log_notes(settings)
-    _check(settings, model, optimizer)
+    stepping: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    stepping = [each for each in stepping if each is not None]
+    _check(settings, model, stepping)
+    known: Any = Beside(stepping) if len(stepping) > 1 else next(iter(stepping), None)
     comm = lookup(layout.handle)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
     agreement.check_facts(
         "the config of torchloom.compile",
-        {**config_facts(settings), "optimizer": optimizer and type(optimizer).__qualname__},
+        {**config_facts(settings), "optimizer": [type(each).__qualname__ for each in stepping]},
     )
     if settings.compile.symmetric_memory:
         use_shared_memory(comm)
@@ -115,7 +121,7 @@ def compile_model(
     host = Offloads(settings, model, layout, None, device)
     steps = LoopSteps(
         model,
-        optimizer,
+        known,
         comm,
         device,
         micro_steps=settings.batch.accumulation_steps,
@@ -124,10 +130,10 @@ def compile_model(
     driver = Driver(
         ranks=agreement,
         host=host,
-        optimizer=optimizer,
+        optimizer=known,
         as_shards=functools.partial(as_slices, model),
         before_forward=steps.forward,
-        may_keep=optimizer is not None,
+        may_keep=known is not None,
         name="torchloom.compile",
     )
     call = CompileCall(
@@ -139,9 +145,11 @@ def compile_model(
         reads_logits=True,
     )
     compiled = compile_step(settings, call, model, comm, device, driver, may_stream=False)
-    after_steps_of(model, optimizer, functools.partial(steps.ended, compiled), "step")
-    if isinstance(optimizer, Optimizer):  # not a wrapper, whose own states are its own
-        whole_states(optimizer)
+    last = stepping[-1] if stepping else None
+    after_steps_of(model, last, functools.partial(steps.ended, compiled), "step")
+    for each in stepping:
+        if isinstance(each, Optimizer):  # not a wrapper, whose own states are its own
+            whole_states(each)
     return compiled.session
 
 
@@ -166,7 +174,7 @@ def compile_step(
         driver: steps it.
         may_stream: whether its optimizer's states may stream from the host.
     """
-    driver = replace(driver, owned_memory=owned_memory(driver.optimizer))
+    driver = replace(driver, owned_memory=_memory_of(driver.optimizer))
     total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
     description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
     if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):
@@ -174,7 +182,42 @@ def compile_step(
             f"pass {STATES!r} streams optimizer states through engine.step(), which a loop of one's "
             "own does not call: remove it, or train with torchloom.initialize"
         )
-    return build_step(description, model, comm, driver)
+    compiled = build_step(description, model, comm, driver)
+    compiled.session.report.owners = tuple(
+        told
+        for each in _members(driver.optimizer)
+        for told in ownership_of(each).chosen()
+        if told.parameters or told.num_divided
+    )
+    return compiled
+
+
+def _members(optimizer: Any) -> list[Any]:
+    """Return the optimizers that are stepped each by itself, without what frameworks wrap around them."""
+    found = optimizer.optimizers if isinstance(optimizer, Beside) else [optimizer]
+    return [getattr(each, "optimizer", each) for each in found if each is not None]
+
+
+def _memory_of(optimizer: Any) -> OwnedMemory | None:
+    members = _members(optimizer)
+    owned = [owned_memory(each) for each in members]
+    if len(members) < 2:
+        return owned[0] if owned else None
+
+    def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
+        """Return what all keep, and the most that one allocates: they step one after the other."""
+        found = [
+            own(workspaces) if own else step_memory(each, workspaces, lambda twin: twin[0].step)
+            for each, own in zip(members, owned, strict=True)
+        ]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found):
+            return None
+        most = max(known, key=lambda each: each.peak_bytes)
+        states = {key: size for each in known for key, size in each.state_bytes.items()}
+        return most._replace(state_bytes=states)
+
+    return of_all
 
 
 def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:
@@ -228,19 +271,20 @@ def tree_of(source: ConfigSource) -> dict[str, Any]:
     return tree
 
 
-def _check(settings: Config, model: nn.Module, optimizer: Optimizer | None) -> None:
+def _check(settings: Config, model: nn.Module, optimizers: Sequence[Any]) -> None:
     """Refuse what a loop without an engine cannot keep."""
-    if optimizer is not None:
+    trained = {id(param) for param in model.parameters()}
+    for optimizer in optimizers:
         if not hasattr(optimizer, "param_groups"):
             raise ConfigError(
-                f"optimizer= of torchloom.compile is a {type(optimizer).__name__}: pass a torch optimizer"
+                f"optimizer= of torchloom.compile is a {type(optimizer).__name__}: pass a torch optimizer, or a list of these"
             )
-        trained = {id(param) for param in model.parameters()}
         if trained.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
             raise ConfigError(
-                "optimizer= of torchloom.compile steps none of this model's parameters: build it from "
-                "model.parameters() of the model that you compile"
+                f"{type(optimizer).__name__}, optimizer= of torchloom.compile, steps none of this model's parameters: build "
+                "it from model.parameters() of the model that you compile"
             )
+    if optimizers:
         return
     if settings.compile.memory_budget is not None:
         raise ConfigError(
@@ -270,7 +314,7 @@ class LoopSteps:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None,
+        optimizer: Optimizer | Beside | None,
         comm: Communicator,
         device: torch.device,
         *,
@@ -279,7 +323,9 @@ class LoopSteps:
     ) -> None:
         # Parameters may lead to the model, which this must not keep alive.
         self._model = weakref.ref(model)
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._optimizer: Callable[[], Any] | None = (
+            None if optimizer is None else weakref.ref(optimizer)
+        )
         self._comm = comm
         self._log = StepLog(
             device,

@@ -38,7 +38,9 @@ _BY_PARTS = {
 """Optimizers that see parameters whole and keep nothing but states of each: stepped some by some, they do as at once."""
 _JOINS_PARAMETERS = ("Prodigy", "DAdapt")
 """How names of optimizers begin that compute one step size of all parameters, in whatever package (prodigyopt,
-dadaptation, pytorch_optimizer). prodigyopt can sum over ranks, but would count parameters that ranks keep whole once each."""
+dadaptation, pytorch_optimizer)."""
+_SUMS = {"prodigyopt.prodigy.Prodigy"}
+"""Those that sum over all ranks with `fsdp_in_use=True` (1.1.2). dadaptation's leave a rank out whose gradients are all zero."""
 _COMMUNICATES = ("muon.Muon", "muon.MuonWithAuxAdam")
 """Optimizers that divide parameters among ranks themselves (KellerJordan/Muon), by collectives that have no names."""
 _NORMS_OVER_ALL = ("max_grad_norm", "global_grad_max_norm")
@@ -50,6 +52,7 @@ def is_elementwise(optimizer: Any, group: Mapping[str, Any]) -> bool:
     return (
         type(optimizer) in ELEMENTWISE
         or _name_of(optimizer) in _ELEMENTWISE_OF_OTHERS
+        or sums_over_ranks(optimizer)
         or getattr(optimizer, "elementwise", False) is True
         or group.get("elementwise") is True
     )
@@ -85,6 +88,23 @@ def step_without_hooks(optimizer: Any) -> None:
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
+def is_known(optimizer: Any) -> bool:
+    """Say whether the source of an optimizer was read: what it makes of a parameter depends on this parameter alone."""
+    return (
+        type(optimizer) in ELEMENTWISE
+        or _name_of(optimizer) in _ELEMENTWISE_OF_OTHERS | _BY_PARTS
+        or sums_over_ranks(optimizer)
+    )
+
+
+def sums_over_ranks(optimizer: Any) -> bool:
+    """Say whether an optimizer joins numbers of all parameters, and is told to sum them over ranks that step shards."""
+    return _name_of(optimizer) in _SUMS and all(
+        group.get("fsdp_in_use") and group.get("slice_p", 1) == 1
+        for group in optimizer.param_groups
+    )
+
+
 def needs_closure(optimizer: Any) -> bool:
     """Say whether `step` cannot be called without a function that evaluates the loss anew."""
     step = getattr(type(optimizer), "step", None)
@@ -95,17 +115,18 @@ def needs_closure(optimizer: Any) -> bool:
     return any(each.default is each.empty and each.kind in kinds for each in parameters)
 
 
-def check_may_divide(optimizer: Any) -> None:
+def check_may_divide(optimizer: Any, *, some_whole: bool) -> None:
     """Raise if an optimizer cannot step its parameters on several ranks, each rank some of them.
 
     Args:
         optimizer: any of torch's protocol, over parameters that are divided among ranks.
+        some_whole: whether each rank steps others as wholes.
 
     Raises:
         EngineError: it evaluates the loss itself, or is known to join numbers of all parameters.
     """
     for each in getattr(optimizer, "optimizers", [optimizer]):
-        reason = _why_not(each)
+        reason = _why_not(each, some_whole)
         if reason is None:
             continue
         raise EngineError(
@@ -114,11 +135,20 @@ def check_may_divide(optimizer: Any) -> None:
         )
 
 
-def _why_not(optimizer: Any) -> str | None:
+def _why_not(optimizer: Any, some_whole: bool) -> str | None:
     if needs_closure(optimizer):
         return "its step needs a closure, whose loss differs between ranks"
-    if any(kind.__name__.startswith(_JOINS_PARAMETERS) for kind in type(optimizer).__mro__):
-        return "it computes one step size of all parameters, of which each rank would know some"
+    if sums_over_ranks(optimizer):
+        if some_whole:
+            return (
+                "it sums over ranks, where parameters that each rank keeps whole would count once for each (shard them all: "
+                "persistence_threshold=0)"
+            )
+    elif any(kind.__name__.startswith(_JOINS_PARAMETERS) for kind in type(optimizer).__mro__):
+        hint = " (pass fsdp_in_use=True, slice_p=1)" if _name_of(optimizer) in _SUMS else ""
+        return (
+            f"it computes one step size of all parameters, of which each rank would know some{hint}"
+        )
     if _name_of(optimizer) in _COMMUNICATES:
         return (
             "it communicates by itself (use its variant for one device, such as SingleDeviceMuon)"

@@ -27,6 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom._torch.subclasses import is_inside_step
 from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
+from torchloom.loop.alone import joins_parameters, witnesses_of
 from torchloom.loop.owned_params import check_steps_alone, has_engine
 from torchloom.loop.ownership import begin_whole_step, end_whole_step, ownership_of
 from torchloom.loop.slices import begin_step, call_closure_first, end_step
@@ -167,6 +168,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     begin_step(optimizer)
     if is_owner:
         begin_whole_step(optimizer)
+    _WITNESSES[optimizer] = witnesses_of(optimizer)
     return with_loss
 
 
@@ -181,17 +183,29 @@ def _drop_unused(params: list[nn.Parameter]) -> None:
                 param.grad = None
 
 
+_WITNESSES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""What is known, before a step, of what it should make of some parameters."""
+_ROUND: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""What has stepped since the number of a loop's step changed: several optimizers make one step."""
+
+
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if is_inside_step():
         return
-    end_whole_step(optimizer)
+    is_divisible = all(each.agrees for each in _WITNESSES.pop(optimizer, ()))
+    end_whole_step(optimizer, is_divisible)
     end_step(optimizer)
+    if not is_divisible:
+        raise joins_parameters(optimizer)
     first = _first_counted(optimizer)
     if first is None:
         return
     POSITION.updates += 1
     if not has_engine(first):
-        POSITION.step += 1
+        if not _ROUND or optimizer in _ROUND:
+            _ROUND.clear()
+            POSITION.step += 1
+        _ROUND.add(optimizer)
         note_rates(optimizer)
         tell_step(POSITION.step)
     _tell_listeners(optimizer)

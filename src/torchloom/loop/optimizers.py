@@ -95,11 +95,25 @@ def _configured(config: OptimizerConfig, groups: Groups, local: OwnedParams) -> 
 
 
 def _muon(params: Mapping[str, Any], groups: Groups, specs: Mapping[int, ParamSpec]) -> Optimizer:
-    """Return Muon over matrices, and AdamW over the rest and all that embeds: DeepSpeed's rule, by names."""
+    """Return Muon over matrices, and AdamW over the rest and all that embeds: DeepSpeed's rule, by names.
+
+    A parameter's attribute `use_muon` takes the rule's place.
+
+    Raises:
+        ConfigError: it asks for Muon of what is no matrix.
+    """
 
     def is_muon(param: nn.Parameter) -> bool:
         spec = specs[id(param)]
-        return len(spec.shape) == 2 and "embed" not in spec.name and "lm_head" not in spec.name
+        asked = getattr(param, "use_muon", None)
+        is_matrix, name = len(spec.shape) == 2, spec.name.lower()
+        if asked and not is_matrix:
+            raise ConfigError(
+                f"{spec.name!r} has use_muon = True and the shape {tuple(spec.shape)}, and torch.optim.Muon steps matrices "
+                "alone: set it to False, or pass an optimizer of your own that takes such shapes"
+            )
+        by_name = is_matrix and "embed" not in name and "lm_head" not in name
+        return by_name if asked is None else bool(asked)
 
     given = [each if isinstance(each, dict) else {"params": [each]} for each in groups]
     if given and not isinstance(groups[0], dict):

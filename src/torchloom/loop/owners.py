@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from torchloom.shard import Layout, ParamSpec
+from torchloom.events import OwnersChosen
+from torchloom.loop.elementwise import is_known
+from torchloom.loop.together import Together
+from torchloom.shard import Layout, ParamSpec, divided_by_id
 from torchloom.shard.shards import valid_numel
 
 
@@ -65,3 +68,42 @@ def add_to_least(loads: list[Load], load: Load) -> int:
     owner = loads.index(min(loads))
     loads[owner] = Load(loads[owner].cost + load.cost, loads[owner].numel + load.numel)
     return owner
+
+
+def owners_chosen(optimizer: Any, units: Mapping[int, Unit]) -> tuple[OwnersChosen, ...]:
+    """Return which parameters an optimizer, or each of several that step together, sees whole, on which rank, and why.
+
+    Args:
+        optimizer: over parameters of sharded models.
+        units: what it sees whole, by the id of the parameter.
+    """
+    members = optimizer.linked() if isinstance(optimizer, Together) else [optimizer]
+    return tuple(_chosen(each, units) for each in members)
+
+
+def _chosen(optimizer: Any, units: Mapping[int, Unit]) -> OwnersChosen:
+    params = [id(param) for group in optimizer.param_groups for param in group["params"]]
+    owned = [units[each] for each in params if each in units]
+    known = divided_by_id()
+    if owned:
+        reason = (
+            "it computes with whole parameters"
+            if is_known(optimizer)
+            else "its class is not known to be elementwise"
+        )
+    else:
+        reason = (
+            "its class is known to be elementwise"
+            if is_known(optimizer)
+            else "it is declared elementwise"
+        )
+    return OwnersChosen(
+        optimizer=type(optimizer).__name__,
+        reason=reason,
+        parameters=tuple((unit.spec.name, tuple(unit.spec.shape), unit.owner) for unit in owned),
+        num_divided=sum(each in known for each in params) - len(owned),
+        step_bytes=sum(
+            3 * (unit.spec.numel - unit.numel_of(unit.owner)) * unit.spec.dtype.itemsize
+            for unit in owned
+        ),
+    )

@@ -19,9 +19,7 @@ of each copy own and step alike.
 from __future__ import annotations
 
 import weakref
-import zlib
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +29,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
+from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
+from torchloom.loop.alone import joins_parameters, numbers_key
 from torchloom.loop.elementwise import (
     check_may_divide,
     is_elementwise,
@@ -45,7 +45,7 @@ from torchloom.loop.owner_exchanges import (
     buckets,
     state_from_owner,
 )
-from torchloom.loop.owners import Load, Unit, add_to_least
+from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
 from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
 from torchloom.runtime.base import Pending
@@ -100,16 +100,17 @@ class Ownership:
             EngineError: the optimizer is known to be right on no part of the parameters.
         """
         known = divided_by_id()
-        divided = False
+        divided = whole = False
         fresh: list[tuple[nn.Parameter, Layout, ParamSpec]] = []
         for group in optimizer.param_groups:
             for param in group["params"]:
                 found = known.get(id(param))
                 divided |= found is not None
+                whole |= found is None
                 if found and id(param) not in self.units and not is_elementwise(optimizer, group):
                     fresh.append((param, *found))
         if divided:
-            check_may_divide(optimizer)
+            check_may_divide(optimizer, some_whole=whole)
         fresh.sort(
             key=lambda each: Load.of(each[2].shape), reverse=True
         )  # stable: equal on all ranks
@@ -119,16 +120,24 @@ class Ownership:
                 param, spec, layout, add_to_least(loads, Load.of(spec.shape))
             )
         self.num_seen = _num_params(optimizer)
-        if fresh and fresh[0][1].rank == 0:
-            sent = sum(3 * spec.numel * spec.dtype.itemsize for _, _, spec in fresh)
-            logger.info(
-                "%s steps %d parameters whole, each on one of %d ranks, as it is not known to be elementwise: a step sends "
-                "about %.1f MB from each rank (gradients and weights to owners, weights back)",
-                type(optimizer).__name__,
-                len(fresh),
-                fresh[0][1].world_size,
-                sent / fresh[0][1].world_size / 1e6,
-            )
+        if not fresh:
+            return
+        for told in self.chosen():
+            emit(told)
+            if told.parameters and fresh[0][1].rank == 0:
+                logger.info(
+                    "%s steps %d parameters whole, each on one of %d ranks, as %s: a step sends about %.1f MB from each rank "
+                    "(gradients and weights to owners, weights back)",
+                    told.optimizer,
+                    len(told.parameters),
+                    fresh[0][1].world_size,
+                    told.reason,
+                    told.step_bytes / fresh[0][1].world_size / 1e6,
+                )
+
+    def chosen(self) -> tuple[OwnersChosen, ...]:
+        """Return what of the optimizer, or of each of several that step together, owners step."""
+        return owners_chosen(self._known_optimizer(), self.units)
 
     def owns(self, param: Tensor) -> bool | None:
         """Say whether this rank is the owner; None of a parameter that each rank steps itself."""
@@ -193,9 +202,9 @@ class Ownership:
             return
         mine = {id(unit.param) for unit in units}
         self._show(optimizer, lambda param: id(param) in mine)
-        before = _numbers_key(optimizer)
+        before = numbers_key(optimizer)
         step_without_hooks(optimizer)
-        self._counts |= _numbers_key(optimizer) != before
+        self._counts |= numbers_key(optimizer) != before
 
     def _bring_back(self, trip: Trip) -> None:
         """Begin to send back what was stepped, and take in what was sent before."""
@@ -211,15 +220,20 @@ class Ownership:
             self._bring_back(trip)
         self.restore()
 
-    def end(self) -> None:
+    def end(self, is_divisible: bool) -> None:
         """Bring stepped weights back into the shards, after a step of the optimizer. All ranks must call.
 
+        Args:
+            is_divisible: whether this rank has seen that parameters do not depend on each other.
+
         Raises:
-            EngineError: numbers that the optimizer keeps differ between ranks, so it computes them of all parameters, and no
-                weight that it owns has changed; or it was declared to step by parts, and keeps numbers for all of them.
+            EngineError: parameters depend on each other on some rank, or numbers that the optimizer keeps differ between ranks, so
+                it computes them of all parameters, and no weight that it owns has changed; or it was declared to step by
+                parts, and keeps numbers for all of them.
         """
-        name, differ, counts = type(self._known_optimizer()).__name__, *self._compare_numbers()
-        if counts or differ:
+        name = type(self._known_optimizer()).__name__
+        differ, counts, joins = self._compare_numbers(joins=not is_divisible)
+        if counts or joins or differ:
             self.restore()
         if counts:
             raise EngineError(
@@ -231,18 +245,23 @@ class Ownership:
                 f"{name} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
+        if joins:
+            raise joins_parameters(self._known_optimizer())
         self.bring_back()
 
-    def _compare_numbers(self) -> tuple[bool, bool]:
-        """Say whether ranks see other numbers in the optimizer and its groups, and whether parts changed any."""
-        key, counts = _numbers_key(self._known_optimizer()), self._counts
+    def _compare_numbers(self, *, joins: bool) -> tuple[bool, bool, bool]:
+        """Say whether ranks see other numbers in the optimizer and its groups; whether, on any rank, parts changed any, and
+        parameters depend on each other.
+        """
+        key, counts = numbers_key(self._known_optimizer()), self._counts
         self._counts = differ = False
         for handle, device in self._handles.items():
-            own = torch.tensor([key, counts], device=device)
+            own = torch.tensor([key, counts, joins], device=device)
             rows = lookup(handle).gather_small(own, "numbers of the optimizer").tolist()
-            differ |= any(other != key for other, _ in rows)
-            counts |= any(other for _, other in rows)
-        return differ, counts
+            differ |= any(other != key for other, *_ in rows)
+            counts |= any(other for _, other, _ in rows)
+            joins |= any(other for *_, other in rows)
+        return differ, counts, joins
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
@@ -346,11 +365,11 @@ def begin_whole_step(optimizer: Optimizer) -> None:
     ownership_of(optimizer).begin()
 
 
-def end_whole_step(optimizer: Optimizer) -> None:
-    """Bring weights back into shards after a step."""
+def end_whole_step(optimizer: Optimizer, is_divisible: bool) -> None:
+    """Bring weights back into shards after a step; see `Ownership.end`."""
     ownership = _KNOWN.get(optimizer)
     if ownership is not None and ownership.is_stepping:
-        ownership.end()
+        ownership.end(is_divisible)
 
 
 def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:
@@ -370,24 +389,6 @@ def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | 
 find_owners_by(ownership_of)
 for _function in (ownership_of, begin_whole_step, end_whole_step):
     leave_alone(_function, "it communicates")
-
-
-def _numbers(values: Iterable[object]) -> Iterator[float]:
-    for value in values:
-        if isinstance(value, (int, float)):
-            yield float(value)
-        elif isinstance(value, Tensor):
-            if value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
-                yield float(value)
-        elif type(value) in (list, tuple):
-            yield from _numbers(value)  # type: ignore[arg-type]
-
-
-def _numbers_key(optimizer: Optimizer) -> int:
-    """Return a checksum of the numbers in an optimizer and its groups."""
-    groups = optimizer.param_groups
-    found = [value for group in groups for name, value in group.items() if name != "params"]
-    return zlib.crc32(array("d", _numbers([*found, *vars(optimizer).values()])))
 
 
 def _send_nothing(

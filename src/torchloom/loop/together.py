@@ -1,8 +1,12 @@
-"""Step several optimizers as one: Muon for matrices and AdamW for the rest, say."""
+"""Several optimizers of one model as one: Muon for matrices and AdamW for the rest, say.
+
+Together   steps them: of an engine
+Beside     reads them: of a loop that steps each itself
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -65,3 +69,24 @@ class Together(Optimizer):
             each.param_groups = [next(groups) for _ in range(size)]
             each.state = self.state
         return self.optimizers
+
+
+class Beside:
+    """Several optimizers that a loop steps one after the other, read as one.
+
+    Args:
+        optimizers: in the order in which the loop steps them.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups that they have now, in order."""
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The states that they have now."""
+        return {key: value for each in self.optimizers for key, value in each.state.items()}

@@ -164,6 +164,8 @@ class CompileReport:
     graphs: list[GraphReport] = field(default_factory=list)
     phase: CompilePhase | None = None
     """What the compiler is busy with now, None while nothing is compiled."""
+    owners: tuple[events.OwnersChosen, ...] = ()
+    """Of each optimizer that steps the model: which parameters it sees whole, on which rank, why, and what that sends."""
 
     @property
     def fallbacks(self) -> list[str]:

@@ -105,7 +105,7 @@ class CompileSession(CompileSetup):
             state = "woven" if report.fallback is None else "eager"
             self.tell(f"{report.digest} {self.round_key}", state, words)
         report.duration_s += time.perf_counter() - started
-        _tell_memory(report, self.standing)
+        _tell_memory(report, self.standing, self.report.owners)
         events.emit(
             events.CompileFinished(
                 graph=report.name, duration_s=report.duration_s, from_cache=report.from_cache
@@ -304,10 +304,16 @@ class _Round:
         return self._session(gm, example_inputs, **options)
 
 
-def _tell_memory(report: GraphReport, standing: events.StandingFound | None) -> None:
-    """Emit the plan, what is alive at the peak, and the memory used outside the graphs."""
+def _tell_memory(
+    report: GraphReport,
+    standing: events.StandingFound | None,
+    owners: Sequence[events.OwnersChosen],
+) -> None:
+    """Emit the plan, what is alive at the peak, the memory used outside the graphs, and who owns parameters."""
     if not events.is_heard():
         return
+    for each in owners:
+        events.emit(each)
     if standing is not None:
         events.emit(standing)
     if report.plan is not None:

@@ -26,6 +26,7 @@ from torchloom.report.page.figures import RunFigures
 from torchloom.report.page.headline import headline
 from torchloom.report.page.index import FunctionItem, Index, nested
 from torchloom.report.page.memory import run_memory, run_plan
+from torchloom.report.page.owners import run_owners
 from torchloom.report.page.run_time import (
     MeasuredSteps,
     exposed_communication,
@@ -65,6 +66,7 @@ def overview(index: Index, run: RunFigures | None, steps: MeasuredSteps) -> Node
         _beside(run_time(steps), run_memory(session)),
         exposed_communication(steps),
         _beside(run_plan(session), own_phases(index)),
+        run_owners(session),
         None if fixes else to_fix,
         section("Programs for ranges of sizes", *_programs(session)),
         section(

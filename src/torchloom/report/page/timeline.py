@@ -218,6 +218,12 @@ _WORDS: dict[str, tuple[str, Callable[[Data], str]]] = {
             f"{'changes' if d.get('changes') else 'stays'}"
         ),
     ),
+    "OwnersChosen": (
+        "owners",
+        lambda d: (
+            f"{d['optimizer']} steps {count(len(d['parameters']), 'parameter')} whole and shards of {d['num_divided']}: {d['reason']}"
+        ),
+    ),
     "BackendChosen": (
         "backend",
         lambda d: "; ".join(
