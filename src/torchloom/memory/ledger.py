@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,13 +146,18 @@ def storages_in(values: Sequence[Any]) -> Iterator[torch.UntypedStorage]:
             yield tensor.untyped_storage()
 
 
-def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = None) -> int | None:
+def optimizer_peak(
+    optimizer: Optimizer,
+    workspaces: WorkspaceTable | None = None,
+    update: Callable[[Optimizer], None] | None = None,
+) -> int | None:
     """Return the most bytes that a step allocates above parameters, gradients and states.
 
     Args:
         optimizer: any of torch's protocol; neither it nor its parameters change. Step hooks are
             left out.
         workspaces: what operators allocate for themselves; unknown ones are probed.
+        update: steps an optimizer like this one; None: its own step does.
 
     Returns:
         Bytes; None where the step reads values of tensors, which these do not have.
@@ -166,7 +171,7 @@ def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = Non
     for _ in range(2):  # the second time with the workspaces of operators met in the first
         ledger = Ledger(workspaces)
         try:
-            _step_twice(optimizer, ledger)
+            _step_twice(optimizer, ledger, update or _step)
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError):
             return None
         if not workspaces.probe_calls(ledger.calls):
@@ -174,7 +179,11 @@ def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = Non
     return ledger.peak_bytes
 
 
-def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
+def _step(optimizer: Optimizer) -> None:
+    optimizer.step()
+
+
+def _step_twice(optimizer: Optimizer, ledger: Ledger, update: Callable[[Optimizer], None]) -> None:
     """Step a twin of the optimizer: the first step makes its states, the second is counted."""
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
@@ -199,12 +208,12 @@ def _step_twice(optimizer: Optimizer, ledger: Ledger) -> None:
                     elif isinstance(value, Tensor):
                         value = maker_of(value)()
                     twin.state[made][name] = value
-        twin.step()
+        update(twin)
         params = [param for group in twin.param_groups for param in group["params"]]
         states = [value for state in twin.state.values() for value in state.values()]
         ledger.ignore([*params, *(param.grad for param in params), *states])
         with ledger:
-            twin.step()
+            update(twin)
 
 
 def maker_of(tensor: Tensor) -> functools.partial[Tensor]:

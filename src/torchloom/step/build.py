@@ -81,6 +81,7 @@ def build_step(
             may_wait=may_wait,
             copy_bytes=0 if shared is None else shared.copy_bytes,
             workspaces=workspaces,
+            step=driver.update,
         )
     planner = make_planner(
         standing,

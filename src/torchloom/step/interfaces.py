@@ -49,6 +49,8 @@ class Driver:
     host: HostMemory
     optimizer: Optimizer | None = None
     """Over this rank's shards; None without training, or where plans do not count its states."""
+    update: Callable[[Optimizer], None] | None = None
+    """Steps an optimizer such as this one; None: its own step does."""
     step: int = 0
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext

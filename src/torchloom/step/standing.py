@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -79,6 +79,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     may_wait: MayWait,
     copy_bytes: int = 0,
     workspaces: WorkspaceTable | None = None,
+    step: Callable[[Optimizer], None] | None = None,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
@@ -92,6 +93,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
         workspaces: what operators of the optimizer's step allocate for themselves.
+        step: what steps the optimizer; None: its own step.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
     own_bytes += leaf_bytes(model)  # they run between graphs
@@ -101,16 +103,16 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     gradients, update = 0 if accumulates else _trained_bytes(model), 0
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
-    if not may_wait.states:
+    if not may_wait.states or step is not None:
         update = ranks.most(
-            "bytes of the optimizer's step", _optimizer_bytes(optimizer, workspaces)
+            "bytes of the optimizer's step", _optimizer_bytes(optimizer, workspaces, step)
         )
     states = None
     if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
         states = _host_states(
             optimizer,
             ranks,
-            step_bytes=budget_bytes - base - gradients,
+            step_bytes=budget_bytes - base - gradients - update,
             may_wait=may_wait,
         )
     return Standing(
@@ -209,11 +211,15 @@ def _host_states(
     )
 
 
-def _optimizer_bytes(optimizer: Optimizer | None, workspaces: WorkspaceTable | None) -> int:
+def _optimizer_bytes(
+    optimizer: Optimizer | None,
+    workspaces: WorkspaceTable | None,
+    step: Callable[[Optimizer], None] | None,
+) -> int:
     """Return the bytes that an optimizer's step allocates for itself; 0 if unknown."""
     if optimizer is None:
         return 0
-    found = optimizer_peak(optimizer, workspaces)
+    found = optimizer_peak(optimizer, workspaces, step)
     if found is None:
         logger.info(
             "the memory of %s's step is not part of the plan: it reads values of tensors",
