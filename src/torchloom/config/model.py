@@ -104,6 +104,8 @@ class PrecisionConfig:
     """Compute type of parameters and activations."""
     master: Literal["fp32", "bf16"] = "fp32"
     """Type of shards, gradients and optimizer states; where it is fp32, float64 stays float64."""
+    stochastic_rounding: bool = False
+    """Whether the optimizer steps bf16 shards in fp32, and the results are rounded up or down by chance."""
     reduce_dtype: DType = "fp32"
     """Type in which gradients are reduced over ranks."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)

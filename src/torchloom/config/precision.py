@@ -39,6 +39,7 @@ def resolve_precision(
     return PrecisionConfig(
         dtype=dtype,
         master=master,
+        stochastic_rounding=schema.bf16.stochastic_rounding,
         reduce_dtype=cast("DType", schema.communication_data_type or master),
         loss_scale=_loss_scale(schema.fp16, findings),
         autocast=_autocast(schema, findings),
@@ -60,6 +61,11 @@ def _master(schema: ConfigSchema, findings: Findings) -> Literal["fp32", "bf16"]
             findings.error(path, f"alone: {other}", f"set bf16.{rest.pop()} to true as well")
         elif schema.zero_optimization.stage == 0:
             findings.error(path, "zero_optimization.stage is 0", "set it to 1, 2 or 3")
+    if schema.bf16.stochastic_rounding and weights not in asked:
+        path = "bf16.stochastic_rounding"
+        findings.error(
+            path, "weights are kept in fp32", f"set bf16.{weights} to true, or remove it"
+        )
     return "bf16" if len(asked) == 2 else "fp32"
 
 

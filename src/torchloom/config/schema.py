@@ -143,6 +143,12 @@ class Bf16Section(Section):
     bf16_optimizer_states = used(
         flag, False, "keep optimizer states in bf16; needs `bf16_master_weights_and_grads`"
     )
+    stochastic_rounding = used(
+        flag,
+        False,
+        "torchloom's own: step bf16 weights and states in fp32, a few parameters at a time, and round the results up or down in "
+        "proportion to what is cut off; by `seed`, equally on any number of ranks; needs `bf16_master_weights_and_grads`",
+    )
 
 
 class AutocastSection(Section):

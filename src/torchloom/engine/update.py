@@ -156,7 +156,7 @@ class Update:
             lr_scheduler: stepped after the optimizer, or None.
             lr_kwargs: arguments of its step.
             reduce: gradients have accumulated locally and are averaged here.
-            step: number of the optimizer step, for messages.
+            step: number of the optimizer step.
             tokens: of this rank's batches; NaN if not known.
 
         Returns:
@@ -181,7 +181,7 @@ class Update:
                 self._clip()
                 complete_momentum(optimizer)
                 self.local.begin_update()
-                self.offloads.step(optimizer)
+                self.offloads.step(optimizer, step)
         if found is None:
             self.local.settle()
             if lr_scheduler is not None:

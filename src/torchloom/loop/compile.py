@@ -207,7 +207,7 @@ def _memory_of(optimizer: Any) -> OwnedMemory | None:
     def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
         """Return what all keep, and the most that one allocates: they step one after the other."""
         found = [
-            own(workspaces) if own else step_memory(each, workspaces, lambda twin: twin[0].step)
+            own(workspaces) if own else step_memory(each, workspaces)
             for each, own in zip(members, owned, strict=True)
         ]
         known = [each for each in found if each is not None]

@@ -177,6 +177,11 @@ def _read(config: ConfigSource, mesh: DeviceMesh | None) -> Config:
             '"bf16": {"enabled": true}, torchloom.initialize, or precision=torchloom.shard.Precision('
             "compute=torch.float16) with torch's ShardedGradScaler instead of config="
         )
+    if found.precision.stochastic_rounding:
+        raise ConfigError(
+            "bf16.stochastic_rounding: a loop of one's own steps its optimizer itself, all parameters at once: drop the key, or "
+            "train with torchloom.initialize"
+        )
     return found
 
 

@@ -13,8 +13,8 @@ A slot is filled again when the store that read it is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from torchloom.errors import EngineError
 from torchloom.loop.elementwise import ELEMENTWISE, has_step_hooks
+from torchloom.loop.rounding import Rounding, only, wide_bytes
 from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime.host import Mover, Ticket
 
@@ -53,6 +54,7 @@ class StateStream:
         num_slots: chunks that may be on the device at a time.
         chunk_bytes: size of a chunk, see `plan.states.CHUNK_BYTES`.
         states: whether states live on the host; otherwise only offloaded parameters stream.
+        rounding: steps bf16 parameters in fp32; None: they step as they are.
 
     Raises:
         EngineError: the optimizer does more than step each parameter on its own.
@@ -63,6 +65,7 @@ class StateStream:
     num_slots: int = 2
     chunk_bytes: int = CHUNK_BYTES
     states: bool = True
+    rounding: Rounding | None = None
     resident_bytes: int = 0
     """States that stay on the device, in bytes: of each parameter in turn that still fits."""
 
@@ -95,7 +98,7 @@ class StateStream:
                 self._load(chunks[ahead], slots[ahead % self.num_slots])
                 num_loaded += 1
             _end(chunk)
-            with self._only(chunk.leaves):
+            with only(self.optimizer, chunk.leaves), self._in_fp32(chunk.leaves):
                 self.optimizer.step()
             self._store(chunk, resident)
         for chunk in chunks[-self.num_slots :]:
@@ -147,20 +150,12 @@ class StateStream:
                 "its states stream from the host: remove them, or call them around engine.step()"
             )
 
-    @contextmanager
-    def _only(self, leaves: list[nn.Parameter]) -> Iterator[None]:
-        """Show the optimizer only some of its parameters, inside a `with` block."""
-        chosen, groups = set(leaves), self.optimizer.param_groups
-        before = [group["params"] for group in groups]
-        try:
-            for group in groups:
-                group["params"] = [leaf for leaf in group["params"] if leaf in chosen]
-            self.optimizer.param_groups = [group for group in groups if group["params"]]
-            yield
-        finally:
-            self.optimizer.param_groups = groups
-            for group, params in zip(groups, before, strict=True):
-                group["params"] = params
+    def _in_fp32(self, leaves: list[nn.Parameter]) -> AbstractContextManager[None]:
+        return (
+            nullcontext()
+            if self.rounding is None
+            else self.rounding.in_fp32(self.optimizer, leaves)
+        )
 
     def _residents(self, leaves: list[nn.Parameter]) -> set[nn.Parameter]:
         """Return the parameters whose states stay on the device, and move these there."""
@@ -187,6 +182,8 @@ class StateStream:
             size = _room(hosts.values())
             if leaf not in resident and not self.optimizer.state.get(leaf):
                 size += 2 * leaf.nbytes
+            if self.rounding is not None:
+                size += wide_bytes(leaf)
             if not chunks or used + size > self.chunk_bytes:
                 chunks.append(_Chunk())
                 used = 0

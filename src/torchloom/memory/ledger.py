@@ -162,13 +162,18 @@ Twin = tuple[Optimizer, Mapping[int, nn.Parameter]]
 """A copy of an optimizer over parameters without data, and these by the ids of what they stand for."""
 
 
-def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = None) -> int | None:
+def optimizer_peak(
+    optimizer: Optimizer,
+    workspaces: WorkspaceTable | None = None,
+    update: Callable[[Optimizer], None] | None = None,
+) -> int | None:
     """Return the most bytes that a step allocates above parameters, gradients and states.
 
     Args:
         optimizer: any of torch's protocol; neither it nor its parameters change. Step hooks are
             left out.
         workspaces: what operators allocate for themselves; unknown ones are probed.
+        update: steps an optimizer like this one; None: its own step does.
 
     Returns:
         Bytes; None where the step needs values that are not known without data, or sizes that depend on them.
@@ -178,12 +183,15 @@ def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = Non
         >>> 4000 <= optimizer_peak(torch.optim.Adam([weight], fused=False, foreach=False)) < 9000
         True
     """
-    found = step_memory(optimizer, workspaces or WorkspaceTable(), lambda twin: twin[0].step)
+    found = step_memory(optimizer, workspaces or WorkspaceTable(), update=update)
     return None if found is None else found.peak_bytes
 
 
 def step_memory(
-    optimizer: Optimizer, workspaces: WorkspaceTable, step_of: Callable[[Twin], Callable[[], Any]]
+    optimizer: Optimizer,
+    workspaces: WorkspaceTable,
+    step_of: Callable[[Twin], Callable[[], Any]] | None = None,
+    update: Callable[[Optimizer], None] | None = None,
 ) -> StepMemory | None:
     """Return what an optimizer allocates; None where its step cannot run on tensors without data.
 
@@ -191,7 +199,13 @@ def step_memory(
         optimizer: see `optimizer_peak`.
         workspaces: likewise.
         step_of: returns the function that makes a step of a twin; all that this allocates counts.
+        update: in place of `step_of`, see `optimizer_peak`.
     """
+    if step_of is None:
+
+        def step_of(twin: Twin) -> Callable[[], Any]:
+            return functools.partial(update, twin[0]) if update else twin[0].step
+
     found = None
     for _ in range(2):  # the second time with the workspaces of operators met in the first
         ledger = Ledger(workspaces)

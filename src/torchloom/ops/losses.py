@@ -54,7 +54,7 @@ def loss_workspace_bytes(rows: Tensor, weight: Tensor, *options: Any) -> int:
     """Return what a call of `chunked_loss` allocates beside its results.
 
     That is logits of one chunk in fp32, and again their softmax, and a third time where there is a cap, whose tanh is
-    needed twice. On a GPU a product in the dtype of the rows is there before it is added to the head's gradient.
+    needed twice. In a lower dtype the head's gradient of some classes is there before it is added.
 
     Args:
         rows: fake or real.
@@ -66,12 +66,17 @@ def loss_workspace_bytes(rows: Tensor, weight: Tensor, *options: Any) -> int:
     wide_bytes, own_bytes = wide_dtype(rows.dtype).itemsize, rows.dtype.itemsize
     logits = min(size_hint(rows.shape[0]), rows_at_a_time) * vocabulary
     softmax_bytes = logits * wide_bytes * (3 if cap else 2)
-    if not rows.is_cuda or not wanted[1]:
+    if own_bytes == wide_bytes or not wanted[1]:
         return softmax_bytes
     grad_bytes = logits * (own_bytes + wide_bytes * (2 if cap else 1))
-    return max(softmax_bytes, grad_bytes + vocabulary * width * own_bytes)
+    # On a CPU numbers of a lower dtype are copied before they are added.
+    added_bytes = own_bytes if rows.is_cuda else own_bytes + wide_bytes
+    return max(softmax_bytes, grad_bytes + min(vocabulary, _CLASSES) * width * added_bytes)
 
 
+_CLASSES = 4096
+"""Whose gradients are there at a time in a lower dtype, before they are added. For 32,768 classes of width 256 and 128 rows that
+takes 9 ms on a CPU, all classes at once 24 ms, and the product in fp32 22 ms (AVX512)."""
 _FP16_GAIN = 2.0**8
 """Keeps probabilities in large vocabularies above the smallest numbers of fp16; the factor takes it back."""
 
@@ -144,10 +149,11 @@ def _add(
     lower, counted = grad.to(rows.dtype), rows * counts  # a pass over rows, not over logits
     if wanted[0]:
         torch.mm(lower, weight, out=of_rows[part]).mul_(counts)
-    if wanted[1] and grad.is_cuda:  # where a product in fp32 takes several times as long
-        of_weight.add_(torch.mm(lower.t(), counted))
-    elif wanted[1]:
-        of_weight.addmm_(grad.t(), counted.to(grad.dtype))
+    if wanted[1] and lower.dtype == of_weight.dtype:
+        of_weight.addmm_(lower.t(), counted)
+    elif wanted[1]:  # a product in fp32 takes several times as long
+        for some, by in zip(of_weight.split(_CLASSES), lower.split(_CLASSES, 1), strict=True):
+            some.add_(torch.mm(by.t(), counted))
     if wanted[2]:
         of_bias.add_(grad.t() @ counts.to(grad.dtype).squeeze(1))
 

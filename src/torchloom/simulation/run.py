@@ -33,6 +33,7 @@ from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.ownership import owned_memory
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
+from torchloom.loop.rounding import rounding_of
 from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
@@ -304,11 +305,13 @@ def _compiled(
             total_bytes=table.device.capacity_bytes or 1 << 40,
             target=table,
         )
+        rounding = rounding_of(settings, module, layout, made)
         driver = Driver(
             ranks=Agreement(EqualRanks(layout.num_ranks)),
             host=_SimulatedHost(),
             optimizer=made,
             owned_memory=owned_memory(made, of_any_rank=True),
+            update=None if rounding is None else rounding.update,
             as_shards=local.as_shards,
             name="torchloom.simulate",
         )

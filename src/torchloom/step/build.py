@@ -75,6 +75,7 @@ def build_step(
             ranks,
             driver.owned_memory,
             workspaces,
+            update=driver.update,
             is_planned=description.budget_bytes is not None or description.pinned is not None,
         )
         parts = standing_parts(
@@ -90,6 +91,7 @@ def build_step(
             may_wait=may_wait,
             copy_bytes=0 if shared is None else shared.copy_bytes,
             memory=memory,
+            update=driver.update,
         )
     planner = make_planner(
         standing,

@@ -96,7 +96,7 @@ class CompiledStep:
             self.host.keep_shards({name for plan in plans for name in plan.pieces})
         if self.standing.budget_bytes is not None and plans:
             spare = self.standing.budget_bytes - self.standing.base_bytes
-            self.host.fit(spare - max(peaks), spare - self.standing.gradient_bytes)
+            self.host.fit(spare - max(peaks), spare - self.standing.step_bytes)
 
     def _plans_again(self, step: int) -> bool:
         planner, ranks, device = self.session.planner, self.ranks, self.description.device

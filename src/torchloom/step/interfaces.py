@@ -57,6 +57,8 @@ class Driver:
     """Over this rank's shards; None without training, or where plans do not count its states."""
     owned_memory: OwnedMemory | None = None
     """Of the optimizer; None where each rank steps its shards alone."""
+    update: Callable[[Optimizer], None] | None = None
+    """Steps an optimizer such as this one; None: its own step does."""
     step: int = 0
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -81,6 +81,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     may_wait: MayWait,
     copy_bytes: int = 0,
     memory: StepMemory | None = None,
+    update: Callable[[Optimizer], None] | None = None,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
@@ -94,6 +95,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
         memory: of the optimizer, where it has been tried.
+        update: see `Driver`; what it allocates counts also where states wait on the host.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
     own_bytes += leaf_bytes(model)  # they run between graphs
@@ -103,24 +105,24 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     gradients = 0 if accumulates else _trained_bytes(model)
     if budget_bytes is None:
         return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
-    update = 0
-    if not may_wait.states:
+    update_bytes = 0
+    if not may_wait.states or update is not None:
         peak = 0 if memory is None else memory.peak_bytes
         # The rank that keeps most need not be the one that allocates most.
-        update = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
+        update_bytes = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
     states = None
     if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
         states = _host_states(
             optimizer,
             ranks,
-            step_bytes=budget_bytes - base - gradients,
+            step_bytes=budget_bytes - base - gradients - update_bytes,
             may_wait=may_wait,
         )
     return Standing(
         budget_bytes=budget_bytes,
         base_bytes=base,
         gradient_bytes=gradients,
-        update_bytes=update,
+        update_bytes=update_bytes,
         states=states,
     )
 
@@ -131,6 +133,7 @@ def step_memory_of(
     owned_memory: OwnedMemory | None,
     workspaces: WorkspaceTable,
     *,
+    update: Callable[[Optimizer], None] | None = None,
     is_planned: bool,
 ) -> StepMemory | None:
     """Return what this rank's optimizer allocates in a step; None if that is not known. All ranks must call.
@@ -140,6 +143,7 @@ def step_memory_of(
         ranks: all of them.
         owned_memory: see `Driver`.
         workspaces: what operators allocate for themselves.
+        update: see `Driver`.
         is_planned: whether there is a budget or a plan.
 
     Raises:
@@ -148,7 +152,7 @@ def step_memory_of(
     if optimizer is None or not (is_planned or owned_memory):
         return None
     if owned_memory is None:
-        found = step_memory(optimizer, workspaces, lambda twin: twin[0].step)
+        found = step_memory(optimizer, workspaces, update=update)
     else:
         found = owned_memory(workspaces)
         if ranks.most("whether the optimizer's memory is not known", int(found is None)):
