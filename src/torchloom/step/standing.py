@@ -59,8 +59,15 @@ class Standing:
     """Gradients that are live in the optimizer's step and not part of the base."""
     update_bytes: int = 0
     """Memory that the optimizer's step allocates for itself."""
+    keeps_pool: bool = False
+    """Whether graphs hold their memory in the optimizer's step too, as recorded ones do."""
     states: HostStates | None = None
     """What may move to the host to keep the budget."""
+
+    @property
+    def beside_graphs_bytes(self) -> int:
+        """Memory in use while graphs hold theirs."""
+        return self.base_bytes + (self.update_bytes if self.keeps_pool else 0)
 
     @property
     def step_bytes(self) -> int:
@@ -78,6 +85,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     accumulates: bool,
     may_wait: MayWait,
     copy_bytes: int = 0,
+    keeps_pool: bool = False,
     workspaces: WorkspaceTable | None = None,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
@@ -91,6 +99,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         accumulates: whether gradients wait from one micro-step for the next.
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
+        keeps_pool: see `Standing`.
         workspaces: what operators of the optimizer's step allocate for themselves.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
@@ -118,6 +127,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         base_bytes=base,
         gradient_bytes=gradients,
         update_bytes=update,
+        keeps_pool=keeps_pool,
         states=states,
     )
 
