@@ -100,26 +100,9 @@ def same(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_replayed_steps_equal_those_that_run(stage: int) -> None:
-    def run(rank: int, stage: int) -> Any:
-        plain, counted, states = trained(rank, stage, 1 + stage % 2)
-        assert not any(states)
-        with standing_in() as tape:
-            replayed, as_counted, (states,) = trained(rank, stage, 1 + stage % 2, cuda_graphs=True)
-        assert states == {"forward": RECORDED, "backward": RECORDED}
-        assert same(plain, replayed)
-        assert as_counted == counted
-        num = NUM_STEPS * (1 + stage % 2)
-        assert tape.log == ["warm-up"] * 4 + ["capture", "replay"] * 2 + ["replay"] * 2 * (num - 3)
-        return [sorted({name for name in each if "torchloom" in name}) for each in tape.noted]
+def test_replayed_steps_equal_those_that_run() -> None:
+    """Stage 1 over two micro-steps, and stage 3, where only copies run beside a replay."""
 
-    for forward, backward in run_ranks(2, run, stage):
-        assert stage == 1 or "torchloom.gather_start.default" in forward
-        assert stage == 1 or "torchloom.reduce_start.default" in backward
-
-
-def test_only_copies_run_beside_a_replay_and_inputs_are_copied() -> None:
     def run(rank: int) -> Any:
         seen: list[list[str]] = []
         replay = RecordedGraph._replay
@@ -130,17 +113,28 @@ def test_only_copies_run_beside_a_replay_and_inputs_are_copied() -> None:
             seen.append(mode.names)
             return found
 
-        with standing_in(), mock.patch.object(RecordedGraph, "_replay", watched):
-            trained(rank, 3, 1, cuda_graphs=True)
-        return seen
+        for stage, micro_steps in ((1, 2), (3, 1)):
+            seen.clear()
+            plain, counted, states = trained(rank, stage, micro_steps)
+            assert not any(states)
+            with standing_in() as tape, mock.patch.object(RecordedGraph, "_replay", watched):
+                replayed, as_counted, (states,) = trained(
+                    rank, stage, micro_steps, cuda_graphs=True
+                )
+            assert states == {"forward": RECORDED, "backward": RECORDED}
+            assert same(plain, replayed)
+            assert as_counted == counted
+            later = 2 * (NUM_STEPS * micro_steps - 3)
+            assert tape.log == ["warm-up"] * 4 + ["capture", "replay"] * 2 + ["replay"] * later
+        return tape.noted, seen
 
-    for seen in run_ranks(2, run):
-        assert len(seen) == 2 * (NUM_STEPS - 2)
+    for (forward, backward), seen in run_ranks(2, run):
+        assert "torchloom.gather_start.default" in forward
+        assert "torchloom.reduce_start.default" in backward
         copies = {"aten.copy_.default", "aten.clone.default", "aten.detach.default"}
         assert {name for names in seen for name in names} <= copies
-        forward = seen[-2]
-        assert forward[0] == "aten.copy_.default"  # the batch
-        assert forward.count("aten.clone.default") == 2  # loss and hidden states
+        assert seen[-2][0] == "aten.copy_.default"  # the batch
+        assert seen[-2].count("aten.clone.default") == 2  # loss and hidden states
         # A gradient of each trained parameter; nothing of what forward saved.
         assert seen[-1].count("aten.clone.default") == 25
 
@@ -197,15 +191,13 @@ def test_new_sizes_are_recorded_or_told() -> None:
 
     def run(rank: int) -> Any:
         found = []
-        for dynamic in (False, None):
-            kwargs = {"kwargs": {"dynamic": dynamic}} if dynamic is not None else {}
-            plain, _ = stepped(rank, engine_of(Layers(), 2, **kwargs), sizes)
+        plain, _ = stepped(rank, engine_of(Layers(), 2), sizes)
+        for kwargs in ({"kwargs": {"dynamic": False}}, {}):
             torch.compiler.reset()  # else sizes are known to vary
             with standing_in() as tape:
                 engine = engine_of(Layers(), 2, cuda_graphs=True, **kwargs)
                 replayed, states = stepped(rank, engine, sizes)
             found.append((same(plain, replayed), states, tape.log.count("replay")))
-            torch.compiler.reset()
         return found
 
     for each, dynamic in run_ranks(2, run):
@@ -348,7 +340,12 @@ def test_a_written_input_is_copied_back_and_a_failing_recording_is_an_error() ->
         ({}, "needs a CUDA device, and this model computes on cpu"),
         ({"offload_activation": True}, "pass offload_activation gives it to others"),
         ({"offload_opt_states": True}, "pass offload_opt_states gives it to others"),
+        ({"backend": "eager"}, "backend eager makes none"),
         ({"kwargs": {"mode": "reduce-overhead"}}, "set compile.cuda_graphs instead"),
+        (
+            {"backend": "inductor", "kwargs": {"options": {"triton.cudagraphs": True}}},
+            "set compile.cuda_graphs instead",
+        ),
     ],
 )
 def test_refusals(compiling: dict[str, Any], words: str) -> None:

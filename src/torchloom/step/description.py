@@ -178,13 +178,13 @@ def describe_step(
         options_of_passes,
     )
     timetable = _timetable(config, resolver, call)
-    if kwargs.get("mode") == "reduce-overhead":
+    if kwargs.get("mode") == "reduce-overhead" or inductor_options.get("triton.cudagraphs"):
         raise ConfigError(
-            'compile.kwargs: mode "reduce-overhead" has no effect on graphs with collectives: set compile.cuda_graphs '
-            "instead"
+            "torch's own CUDA graphs (mode reduce-overhead, option triton.cudagraphs) replay collectives without their names: "
+            "set compile.cuda_graphs instead"
         )
     if options.cuda_graphs:
-        _check_cuda_graphs(timetable, device if target is None else None)
+        _check_cuda_graphs(timetable, chosen, device if target is None else None)
     return StepDescription(
         layout=layout,
         timetable=timetable,
@@ -208,11 +208,17 @@ def describe_step(
     )
 
 
-def _check_cuda_graphs(timetable: Timetable, device: torch.device | None) -> None:
+def _check_cuda_graphs(
+    timetable: Timetable, backend: str | Callable[..., Any], device: torch.device | None
+) -> None:
     """Refuse to record steps where nothing could be recorded, or whose plan counts on memory that recordings keep."""
     if device is not None and device.type != recorded.DEVICE:
         raise ConfigError(
             f"compile.cuda_graphs needs a CUDA device, and this model computes on {device}: set it to false here"
+        )
+    if backend == "eager":
+        raise ConfigError(
+            "compile.cuda_graphs records compiled graphs, and backend eager makes none: use inductor or aot_eager"
         )
     for each in timetable.all_passes:
         if each.name.startswith("offload_") or each.name == "free_activation":
