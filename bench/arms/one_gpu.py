@@ -115,6 +115,9 @@ def _loom(
                     predicted_s=event.predicted_seconds,
                     measured_s=event.measured_seconds,
                 )
+        states = [graph.cuda_graphs for graph in engine.compile_report().graphs]
+        if any(states):
+            facts["cuda_graphs"] = states
         return loss.detach()
 
     def weights() -> Iterable[Tensor]:

@@ -6,7 +6,7 @@
     calibrate   what the device and its link reach; the plans below use it
     plan        predicted peak and seconds of a step beside measured ones
     budget      the same under a budget of 70 % of that peak
-    peers       torchloom, FSDP2 and torch.compile of the plain model, in turns
+    peers       torchloom, with CUDA graphs and without, FSDP2 and torch.compile of the plain model, in turns
     offloads    states, activations and parameters on the host leave every weight as it was, to the bit
     serving     recorded programs beside mode="reduce-overhead"
     ranks       two ranks on the one device, over gloo, train as one does
@@ -39,7 +39,8 @@ _SHAPE = {"num_layers": 12, "dim": 2048, "num_heads": 16, "hidden_dim": 5632, "v
 _QUICK = {"num_layers": 2, "dim": 64, "num_heads": 4, "hidden_dim": 96, "vocab_size": 300}
 _WARM = 12
 """Steps before figures are read: a plan is compared with the sixth that ran its graphs, and may be replaced after the first."""
-_PEERS = ("loom", "fsdp2", "plain")
+_PEERS = {"loom": "loom", "loom-cuda-graphs": "loom", "fsdp2": "fsdp2", "plain": "plain"}
+"""Arms and their kinds."""
 _PLENTY = 0.95
 """A budget that does not bind, so that there is a plan: a part of the device's memory."""
 _OFFLOADS: dict[str, dict[str, Any]] = {
@@ -106,7 +107,11 @@ class Bench:
 
     def peers(self) -> Found:
         """Time arms that are all alive, a round each in turn."""
-        groups = {name: self._group(name, name) for name in _PEERS}
+        recording = {"loom-cuda-graphs": {"cuda_graphs": self.options.device == "cuda"}}
+        groups = {
+            name: self._group(name, kind, compiling=recording.get(name))
+            for name, kind in _PEERS.items()
+        }
         try:
             found = {name: self._built(group) for name, group in groups.items()}
             seconds: dict[str, list[float]] = {name: [] for name in groups}
@@ -230,6 +235,10 @@ def _verdicts(found: Mapping[str, Any]) -> list[str]:
         )
     for name, each in found.get("offloads", {}).items():
         checks.append((f"weights with {name} on the host equal to the bit", each["is_equal"]))
+    if "peers" in found:
+        plain, replayed = found["peers"]["loom"], found["peers"]["loom-cuda-graphs"]
+        is_equal = all(plain[key] == replayed[key] for key in ("losses", "weights"))
+        checks.append(("weights with CUDA graphs equal to the bit", is_equal))
     if "ranks" in found:
         off = found["ranks"]["losses_off"]
         checks.append((f"losses of two ranks on one device within 0.1 %: {off:.3%}", off <= 1e-3))

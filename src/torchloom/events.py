@@ -121,6 +121,17 @@ class LoweredCompiled(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphRecorded(Event):
+    """The launches of a lowered graph were recorded as a CUDA graph, or it became known why they are not."""
+
+    graph: str
+    lowered: str
+    """forward, backward or inference."""
+    state: str
+    """"recorded", or why the graph is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphPlanned(Event):
     """A plan for a captured graph was chosen."""
 

@@ -19,7 +19,7 @@ NOT_IN_THE_TABLE = (
     "zero_optimization.offload_param.ratio", "zero_optimization.offload_param.super_offload",
     "zero_optimization.offload_param.cpuadam_cores_perc",
     *(f"compile.{key}" for key in (
-        "enabled", "backend", "kwargs", "disable_passes", "schedule", "regions", "chunk_loss", "strict",
+        "enabled", "backend", "kwargs", "disable_passes", "schedule", "regions", "cuda_graphs", "chunk_loss", "strict",
         "dump_graphs", "offload_activation_threshold", "memory_budget", "plan", "replan_step",
         "autoep_non_moe", "choose_kernels")),
 )  # fmt: skip

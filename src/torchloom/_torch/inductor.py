@@ -23,6 +23,7 @@ def inductor_compile(
     *,
     backward_at_once: bool = False,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    wrap: Callable[[Any, fx.GraphModule], Callable[[Any], Any]] | None = None,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor.
 
@@ -34,23 +35,30 @@ def inductor_compile(
             wrapper, None if it came from a cache; not called where a cache held both graphs together.
         backward_at_once: compile the backward graph now, not at its first run.
         around: makes a block in which the graph is traced, and each half of it compiled, whenever that is.
+        wrap: told a kind as above and the graph before it is compiled, returns what makes something else of its code.
+            The two graphs are then traced even where a cache holds both; each of them may still come from a cache.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     @functools.wraps(compile_fx_inner)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        with around(), empty_files_removed():
-            compiled = compile_fx_inner(*args, **kwargs)
         kind = "inference" if kwargs.get("is_inference") else "forward"
         kind = "backward" if kwargs.get("is_backward") else kind
+        started = time.perf_counter()
+        with around(), empty_files_removed():
+            wrapped = None if wrap is None else wrap(kind, args[0])
+            compiled: Any = compile_fx_inner(*args, **kwargs)
+        if wrapped is not None:
+            compiled.current_callable = wrapped(compiled.current_callable)
         source = getattr(compiled, "source_code", None)
         timed(kind, time.perf_counter() - started, source or None)
         return compiled
 
-    eager = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
-    with functorch_config.patch(eager), around():
+    settings = {"force_non_lazy_backward_lowering": True} if backward_at_once else {}
+    if wrap is not None:
+        settings["enable_autograd_cache"] = False
+    with functorch_config.patch(settings), around():
         compiled: Any = compile_fx(
             gm, list(example_inputs), inner_compile=inner, config_patches=dict(patches)
         )
@@ -83,6 +91,13 @@ def empty_files_removed() -> Iterator[None]:
             f"{empty[0]} in the compiler's cache was empty, as a compile that was killed leaves it: it is removed "
             "now, run the program again"
         ) from error
+
+
+def first_unrecordable(gm: fx.GraphModule) -> fx.Node | None:
+    """Return the first operator of a graph that Inductor's own CUDA graphs refuse to record."""
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+    return get_first_incompatible_cudagraph_node(gm)
 
 
 def load_inductor() -> None:

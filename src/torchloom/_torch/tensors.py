@@ -53,6 +53,11 @@ def lives_on(value: torch.Tensor) -> bool:
     return is_static or isinstance(value, torch.nn.Parameter)
 
 
+def num_holders(tensor: torch.Tensor) -> int:
+    """Return how many tensors and storages hold a tensor's memory: it grows while somebody else has a view of it."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
+
+
 def fake_like(
     tensor: torch.Tensor, *, requires_grad: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -11,10 +11,12 @@ from torchloom._torch.untraced import leave_frames_alone
 from torchloom.capture import unread
 from torchloom.capture.hooks import GraphHook, WeaveHooks
 from torchloom.capture.partition import partition_by_tags
+from torchloom.capture.recorded import Recordings
 from torchloom.capture.routes import compile_with_aot, compile_with_inductor
 
 __all__ = [
     "GraphHook",
+    "Recordings",
     "WeaveHooks",
     "compile_with_aot",
     "compile_with_inductor",

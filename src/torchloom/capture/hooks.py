@@ -18,6 +18,8 @@ from torchloom.ops.regions import Body
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 WeaveFn = Callable[[fx.GraphModule, GraphKind], None]
+Boxed = Callable[[list[Any]], Any]
+"""Code of a graph: takes one list, which it empties."""
 Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 """A partitioner of AOTAutograd: `(joint, joint_inputs, *, num_fwd_outputs, ...)`."""
 
@@ -79,6 +81,8 @@ class WeaveHooks:
     bodies: Bodies = field(default_factory=dict)
     phase: Callable[[str], None] = lambda name: None
     """Called with what a route begins to do: "trace", "layer" (to lower a body), "rest" (to lower a graph)."""
+    wrap: Callable[[GraphKind, fx.GraphModule], Callable[[Boxed], Boxed]] | None = None
+    """Called with each lowered graph before it is compiled; returns what makes something else of its code."""
 
 
 def kind_of(gm: fx.GraphModule) -> GraphKind:

@@ -49,12 +49,13 @@ def compile_with_aot(
             started = time.perf_counter()
             with known_bodies(hooks.bodies):
                 hooks.lowered(lowered, kind)
+                wrap = None if hooks.wrap is None else hooks.wrap(kind, lowered)
                 hooks.phase("layer")
                 call_boxed(lowered, run_boxed)
             hooks.phase("rest")
             compiled = run_boxed(lowered) if lower is None else boxed(lower(lowered, inputs))
             hooks.compiled(kind, time.perf_counter() - started, None)
-            return compiled
+            return compiled if wrap is None else wrap(compiled)
 
         return compile_graph
 
@@ -130,6 +131,7 @@ def compile_with_inductor(
         hooks.compiled,
         backward_at_once=hooks.backward_at_once,
         around=lambda: known_bodies(hooks.bodies),
+        wrap=hooks.wrap,
     )
 
 

@@ -192,6 +192,8 @@ class CompileOptions:
     """Optimizer step after which torchloom plans again with measured times; 0: never."""
     regions: bool = True
     """Whether layers that do the same are compiled once, as one body."""
+    cuda_graphs: bool = False
+    """Whether the launches of compiled graphs are recorded and replayed."""
     chunk_loss: Literal["auto", "always", "never"] = "auto"
     """Whether losses compute a few rows of logits at a time, and also where the model returns logits."""
     strict: bool = False

@@ -45,9 +45,7 @@ class OtherKeys(Section):
         idle=("mean",),
         take=word("mean", "sum"),
     )
-    graph_harvesting = no_effect(
-        "record CUDA graphs", 'set compile.kwargs to {"mode": "reduce-overhead"}'
-    )
+    graph_harvesting = no_effect("record CUDA graphs", "set compile.cuda_graphs")
     log_level = no_effect("level of DeepSpeed's log", "set the level of the logger `torchloom`")
     vocabulary_size = hint("size to warn about if no multiple of 8", "nothing depends on it")
     disable_allgather = no_effect("old switch of ZeRO-1", "remove it")

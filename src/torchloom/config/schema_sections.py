@@ -165,7 +165,7 @@ class ZeroSection(Section):
 
 BARRIER = "remove it; ordering comes from data dependencies in the graph"
 NO_KERNELS = "remove it; torch chooses the library of each matrix product"
-NO_REPLAY = "graphs are not replayed, so no inputs are kept"
+NO_REPLAY = "compile.cuda_graphs copies inputs to where its graphs read them"
 
 
 class CompileSection(Section):
@@ -201,6 +201,13 @@ class CompileSection(Section):
         flag,
         True,
         "compile layers that do the same once, as one body that is called for each; `false` compiles each by itself",
+    )
+    cuda_graphs = used(
+        flag,
+        False,
+        "torchloom's own, for a GPU whose ranks communicate over NCCL: record the launches of each compiled graph after two "
+        "steps, and replay them from then on. A graph that cannot be recorded runs as before, with the reason in the compile "
+        "report",
     )
     chunk_loss = used(
         word("auto", "always", "never"),

@@ -48,14 +48,16 @@ class Foretold(NamedTuple):
 
 
 def foretold(session: CompileSession, micro_steps: int) -> Foretold | None:
-    """Return the prediction of a session's plan; None where nothing is planned.
+    """Return the prediction of a session's plan; None where nothing is planned, or cannot be measured.
+
+    What CUDA graphs compute in is in no statistics of what was requested.
 
     Args:
         session: with the graphs captured so far.
         micro_steps: forward and backward passes of an optimizer step.
     """
     plan = session.plan()
-    if not plan.graphs:
+    if not plan.graphs or session.recordings is not None:
         return None
     running = {id(each) for each in plan.graphs}
     kinds = [each.kind for each in session.report.graphs if id(each.plan) in running]

@@ -33,6 +33,8 @@ class MicroStep:
     after_forward_bytes: int
     """Saved values and results, between the two."""
     seed_bytes: int
+    copied_bytes: int = 0
+    """Copies of gradients and results that come into a recording or go out of it."""
     kept: frozenset[Storage] = field(repr=False, default=frozenset())
     """What forward leaves: saved values and results."""
     seeds: frozenset[Storage] = field(repr=False, default=frozenset())
@@ -42,7 +44,8 @@ class MicroStep:
     def peak_bytes(self) -> int:
         """Highest sum of bytes above what was live before the step."""
         start = self.after_forward_bytes + self.seed_bytes
-        return max(self.forward.peak_bytes, start + self.backward.peak_bytes)
+        peak_bytes = max(self.forward.peak_bytes, start + self.backward.peak_bytes)
+        return peak_bytes + self.copied_bytes
 
 
 def micro_step(
@@ -52,6 +55,7 @@ def micro_step(
     probe: Probe | None = None,
     transit: Transit | None = None,
     keeps_lives: bool = False,
+    is_recorded: bool = False,
 ) -> MicroStep:
     """Predict the memory of a forward and a backward graph that run boxed, one after the other.
 
@@ -61,6 +65,7 @@ def micro_step(
         probe: what operators allocate besides what the graphs show; see `WorkspaceTable`.
         transit: what the transport holds besides results.
         keeps_lives: whether the programs say what is alive when.
+        is_recorded: whether the graphs run as CUDA graphs: saved values keep their memory, callers get copies.
     """
     inputs = _storages(forward.find_nodes(op="placeholder"))
     outputs = forward.output_node()
@@ -80,14 +85,17 @@ def micro_step(
     kept = {s: n for s, n in program.results.items() if s in saved or s not in written}
     seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
     roots = _storages(node for node in tangents if is_kept(value_of(node)))
-    held = inputs | results | roots
+    held = inputs | results | roots | (kept.keys() if is_recorded else set())
     gradients = backward.output_node().all_input_nodes
     behind = simulate(backward.nodes, gradients, held=held, sizes=kept)
+    copied = {**_sized(tangents), **_sized(gradients)}
+    copied.update({storage: size for storage, size in kept.items() if storage in results})
     return MicroStep(
         forward=program,
         backward=behind,
         after_forward_bytes=sum(kept.values()),
         seed_bytes=sum(seeds.values()),
+        copied_bytes=sum(copied.values()) if is_recorded else 0,
         kept=frozenset(kept),
         seeds=frozenset(seeds),
     )

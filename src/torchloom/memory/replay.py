@@ -20,7 +20,7 @@ from torchloom._torch.tensors import fake_mode, size_hint
 from torchloom.graph import value_of
 from torchloom.memory.ledger import Ledger, maker_of
 from torchloom.memory.micro_step import RESULTS, is_kept
-from torchloom.memory.storages import Transit, Weight
+from torchloom.memory.storages import Transit, Weight, distinct_bytes
 from torchloom.memory.workspace import WorkspaceTable
 from torchloom.pieces.wrapper import load_wrapper
 
@@ -70,6 +70,8 @@ def replay_peak(
     workspaces: WorkspaceTable,
     transit: Transit | None = None,
     fetched: Collection[str] = (),
+    *,
+    is_recorded: bool = False,
 ) -> int | None:
     """Return the highest sum of bytes that a step allocates above what was live before it.
 
@@ -80,21 +82,25 @@ def replay_peak(
         workspaces: what operators allocate for themselves; unknown ones are probed.
         transit: what the transport holds besides results.
         fetched: parameters whose shards wait on the host.
+        is_recorded: see `micro_step`.
 
     Returns:
         None where a wrapper is of a form that cannot be replayed.
     """
     refreshes: dict[Weight, int] = {}
+    copied_bytes = 0
     for _ in range(2):  # the second time with what the first has met: operators, weights to gather
         ledger = Ledger(workspaces, transit, fetched=fetched, refreshes=refreshes)
-        if not _replay(forward, backward, interface, ledger):
+        found_bytes = _replay(forward, backward, interface, ledger, is_recorded=is_recorded)
+        if found_bytes is None:
             return None
+        copied_bytes = found_bytes
         if transit is not None:
             found = transit.regathered_bytes(list(ledger.uses.values()))
             refreshes = dict(zip(ledger.uses, found, strict=True))
         if not workspaces.probe_calls(ledger.calls) and not any(refreshes.values()):
             break
-    return ledger.peak_bytes
+    return ledger.peak_bytes + copied_bytes
 
 
 def _like(value: Any) -> Any:
@@ -107,11 +113,14 @@ def _made(value: Any) -> Any:
     return value() if isinstance(value, functools.partial) else value
 
 
-def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -> bool:
+def _replay(
+    forward: str, backward: str, interface: Interface, ledger: Ledger, *, is_recorded: bool
+) -> int | None:
+    """Run both wrappers; return the bytes that a recording of them copies in and out, None where they cannot run."""
     run_forward = load_wrapper(forward, ledger.extern)
     run_backward = load_wrapper(backward, ledger.extern)
     if run_forward is None or run_backward is None:
-        return False
+        return None
     with fake_mode():
         inputs = [_made(each) for each in interface.inputs]
         ledger.ignore(inputs)
@@ -124,17 +133,20 @@ def _replay(forward: str, backward: str, interface: Interface, ledger: Ledger) -
                     if role in RESULTS
                 ]
                 by_name = dict(zip(interface.outputs, made, strict=True))
+                saved = made if is_recorded else []
                 del made
-                args, roots = [], []
+                args, roots, seeds_bytes = [], [], 0
                 for name in interface.saved:
                     value = by_name[name] if name in by_name else _made(interface.tangents[name])
                     if name.startswith(_TANGENT) and isinstance(value, Tensor) and is_kept(value):
                         roots.append(value)
+                    seeds_bytes += distinct_bytes([value]) if name.startswith(_TANGENT) else 0
                     args.append(value)
                 del by_name, value
                 gradients = run_backward(args)
                 ledger.settle()
-                del gradients, results, roots
+                copied_bytes = seeds_bytes + distinct_bytes([*results, *gradients])
+                del gradients, results, roots, saved
         except (RuntimeError, TypeError, NameError, AttributeError, ValueError, KeyError):
-            return False  # a helper of the wrapper that is not known here
-    return True
+            return None  # a helper of the wrapper that is not known here
+    return copied_bytes if is_recorded else 0

@@ -77,6 +77,7 @@ class PlannedSplit:
         report: of the graph; receives the plan.
         passes: those that run, by name; a plan decides only what they can carry out, within their options.
         tell_phase: told "plan", and "rest" when there is one.
+        is_recorded: whether the code runs as CUDA graphs.
     """
 
     planner: Planner
@@ -85,6 +86,7 @@ class PlannedSplit:
     report: GraphReport
     passes: Mapping[str, GraphPass]
     tell_phase: Callable[[str], None] = lambda name: None
+    is_recorded: bool = False
     _bodies: Bodies = field(default_factory=dict)
     """What the graph's calls may name."""
     _joint_inputs: Any = ()
@@ -148,6 +150,7 @@ class PlannedSplit:
             self.planner.workspaces,
             self.planner.transit,
             fetched=self._fetched,
+            is_recorded=self.is_recorded,
         )
 
     def _plan(self, joint: fx.GraphModule) -> GraphPlan:
@@ -214,7 +217,7 @@ class PlannedSplit:
             self._option("prefetch", "max_bytes"),
         )
         traffic = traffic_of(joint.graph, self.context, sizes)
-        may_stay = traffic.gathers if SELECTIVE in self.passes else {}
+        may_stay = traffic.gathers if SELECTIVE in self.passes and not self.is_recorded else {}
         return PlanningProblem(
             joint=whole.graph,
             parts=whole.parts,
@@ -307,7 +310,12 @@ class PlannedSplit:
                 gathers_per_use=1 / planner.micro_steps,
                 bucket_bytes=self._option("bucket", "gather_bytes"),
             )
-            step = micro_step(*graphs, probe=planner.workspaces, transit=planner.transit)
+            step = micro_step(
+                *graphs,
+                probe=planner.workspaces,
+                transit=planner.transit,
+                is_recorded=self.is_recorded,
+            )
             return TrialResult(step.peak_bytes, times.overhead_us, times.copy_us)
 
     def _halves(self, joint: fx.GraphModule, candidate: PlanCandidate) -> list[fx.GraphModule]:

@@ -49,7 +49,7 @@ class GraphReport:
     round: int = 1
     """Which compile of the module captured it; 0: of a second plan that was given up."""
     batch_bytes: int = 0
-    """Inputs that are neither parameters nor buffers."""
+    """Inputs that are neither parameters nor buffers; twice with `compile.cuda_graphs`, which copies them."""
     duration_s: float = 0.0
     compile_s: list[tuple[str, float]] = field(default_factory=list)
     """Seconds in the compiler, per lowered graph: "forward", "backward", "inference"."""
@@ -72,6 +72,8 @@ class GraphReport:
     """Bodies that stand for equal parts of the graph."""
     flat_because: tuple[str, ...] = ()
     """Why parts that repeat, or the whole graph, were compiled one by one."""
+    cuda_graphs: dict[str, str] = field(default_factory=dict)
+    """By the kind of a lowered graph: "recorded", or why its launches are not recorded; empty without `compile.cuda_graphs`."""
     fallback: str | None = None
     """Why this graph runs eagerly sharded, or None."""
 
@@ -81,6 +83,7 @@ class GraphReport:
         self.collectives, self.plan = other.collectives, other.plan
         self.peak, self.times = other.peak, other.times
         self.regions, self.flat_because = other.regions, other.flat_because
+        self.cuda_graphs = other.cuda_graphs
 
     @property
     def num_calls(self) -> int:

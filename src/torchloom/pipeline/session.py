@@ -71,7 +71,7 @@ class CompileSession(CompileSetup):
             digest,
             graph_id=self.book.page(digest).graph_id,
             round=self.round,
-            batch_bytes=_batch_bytes(example_inputs),
+            batch_bytes=_batch_bytes(example_inputs) * (1 if self.recordings is None else 2),
         )
         self.report.graphs.append(report)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
@@ -276,14 +276,20 @@ class CompileSession(CompileSetup):
             self.shared_plan.start_over()
         self.book.start_over(forget=passes is not None)
         self._woven.clear()
+        self._forget_recordings()
         self._captures.start_over()
         self.round += 1
         return _Round(self)
 
     def close(self) -> None:
         """Release the model, its optimizer and the objects that woven graphs kept; Dynamo may keep the code."""
+        self._forget_recordings()
         self.keeps = self.planner = self.shared_plan = self.trial = self.before_forward = None
         self.book = Book()
+
+    def _forget_recordings(self) -> None:
+        if self.recordings is not None:
+            self.recordings.forget()
 
     @property
     def compiler_name(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchloom.backends.graphs import name_of
+from torchloom.capture import Recordings
 from torchloom.deepcompile.site import Book
 from torchloom.graph import GraphPass, PassContext, digest_of
 from torchloom.pipeline.keys import identity_of, is_built_in, sources_digest
@@ -50,6 +51,8 @@ class CompileSetup:
     """Chooses what backward computes again; None leaves it to torch's partitioner."""
     backward_at_once: bool = False
     """Whether backward is compiled with forward, before anything runs: a simulation runs nothing."""
+    recordings: Recordings | None = None
+    """Holds the CUDA graphs of the compiled code; None: nothing is recorded."""
     book: Book = field(default_factory=Book)
     """What custom passes are told of the model and of all graphs."""
     report: CompileReport = field(default_factory=CompileReport)
@@ -72,7 +75,7 @@ class CompileSetup:
             planned: what plans depend on.
         """
         passes = [identity_of(each).text for each in self.passes]
-        text = f"{sources_digest()}|{passes}|{self.context.key()}|{planned}|{self.regions}"
+        text = f"{sources_digest()}|{passes}|{self.context.key()}|{planned}|{self.regions}|{self.recordings is not None}"
         return digest_of(text, 32)
 
     @cached_property
@@ -94,6 +97,7 @@ class CompileSetup:
             "backend": name_of(self.backend),
             "strict": self.strict,
             "regions": self.regions,
+            "cuda_graphs": self.recordings is not None,
             **{f"pass {p.name}": identity_of(p).text for p in self.passes if not is_built_in(p)},
             **{f"setting {name}": str(getattr(self.context, name)) for name in settings},
             **{

@@ -18,6 +18,7 @@ from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
+from torchloom.capture.recorded import RECORDED
 from torchloom.capture.unread import UNREAD, with_stand_ins
 from torchloom.costs.timeline import timeline
 from torchloom.deepcompile.forms import adapted_of
@@ -125,7 +126,7 @@ class Weaving:
         return compile_with_aot(gm, inputs, hooks, lookup_backend(setup.backend))
 
     def _hooks(self, outlined: Outlined) -> WeaveHooks:
-        bodies = outlined.bodies
+        bodies, recordings = outlined.bodies, self.setup.recordings
         split = None if self._split is None else functools.partial(self._split, bodies=bodies)
 
         return WeaveHooks(
@@ -139,7 +140,15 @@ class Weaving:
             or (split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
             phase=self._tell_phase,
+            wrap=None if recordings is None else recordings.of_one_graph(self._tell_recorded),
         )
+
+    def _tell_recorded(self, kind: GraphKind, state: str) -> None:
+        self.report.cuda_graphs[kind] = state
+        name = f"{self.report.name}.{kind}"
+        events.emit(events.GraphRecorded(graph=self.report.name, lowered=kind, state=state))
+        if state != RECORDED and self.setup.announce:
+            logger.warning("compile.cuda_graphs: %s is not recorded: %s", name, state)
 
     def _tell_phase(self, name: str) -> None:
         self.setup.tell_phase(name, self.report.name)
@@ -284,6 +293,7 @@ class Weaving:
             graphs = expanded(forward.graph), expanded(gm.graph)
             step = micro_step(
                 *graphs,
+                is_recorded=setup.recordings is not None,
                 probe=None if planner is None else planner.workspaces,
                 transit=None if planner is None else planner.transit,
                 keeps_lives=True,
@@ -325,6 +335,7 @@ class Weaving:
             report,
             {each.name: each for each in self.setup.passes},
             self._tell_phase,
+            self.setup.recordings is not None,
         )
 
     def _context_of(self, kind: GraphKind) -> PassContext:

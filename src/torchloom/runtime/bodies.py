@@ -16,6 +16,7 @@ from torchloom._torch.autograd import keeps_graph
 from torchloom._torch.untraced import never_compile
 from torchloom.ops.library import LIBRARY
 from torchloom.ops.lowered import HOST
+from torchloom.ops.replays import never
 from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.communicators import lookup
 from torchloom.runtime.host import is_on_host, mover_of
@@ -64,6 +65,7 @@ def _offload(x: Tensor, pin: bool = True) -> Tensor:
 
 
 def _free(xs: Sequence[Tensor]) -> None:
+    never("it frees saved values itself (compile.free_activation)")
     if keeps_graph():
         return  # somebody will run this backward pass again
     for x in xs:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torchloom.ops.replays import again, never
 from torchloom.position import POSITION
 
 _REMEMBERED = 4096
@@ -140,6 +141,9 @@ class Channel:
         """
         if POSITION.verdict is not None:
             raise POSITION.verdict.error()
+        again(self.begin, what)
+        if self.has_tags:
+            never("gloo and shared memory carry its collectives, on the host")
         number = self._numbers.get(what, 0)
         self._numbers[what] = number + 1
         step = POSITION.step

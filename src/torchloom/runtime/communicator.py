@@ -18,6 +18,7 @@ from torch import Tensor
 from torchloom import events
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
+from torchloom.ops.replays import again
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.channel import Label, label
 from torchloom.runtime.residents import Residents
@@ -377,8 +378,12 @@ class Communicator:
         return rows
 
     def _count(self, payload: Sequence[Tensor]) -> None:
+        self._add(sum(t.numel() * t.element_size() for t in payload))
+
+    def _add(self, num_bytes: int) -> None:
+        again(self._add, num_bytes)
         self._num_collectives += 1
-        self._num_bytes += sum(t.numel() * t.element_size() for t in payload)
+        self._num_bytes += num_bytes
 
     def _then_replicate(self, pending: Pending, tensors: Sequence[Tensor], what: Label) -> Pending:
         """Sum over the replicate group once the shard group has delivered."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torchloom.ops.replays import never
 from torchloom.runtime.host import is_on_host, mover_of
 
 GatherInto = Callable[[list[Tensor], list[Tensor], list[str]], None]
@@ -64,6 +65,7 @@ class Residents:
             dtype: in which the weight is read.
             param: its name.
         """
+        never(f"the weight {param!r} stays gathered from one micro-step to the next")
         storage = StorageWeakRef(shard.untyped_storage())
         key = (param, dtype, storage.cdata)
         kept = self._kept.get(key)

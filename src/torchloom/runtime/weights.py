@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchloom.errors import ShardError
+from torchloom.ops.replays import never
 from torchloom.runtime.base import Pending
 from torchloom.runtime.channel import label
 from torchloom.runtime.communicator import Communicator
@@ -67,6 +68,7 @@ class WeightStore:
         number = self._link.arrive(
             label("begin to read shared memory", numbers, model=self._comm.model)
         )
+        never("ranks read its weights in shared memory")
         self._comm.begin("gather", wholes, Pending(lambda: self._link.meet(number)))
         return wholes
 

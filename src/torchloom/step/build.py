@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from torchloom.capture import Recordings
 from torchloom.deepcompile.profile import Account
 from torchloom.deepcompile.site import Book
 from torchloom.events import StandingFound
@@ -92,6 +93,7 @@ def build_step(
             copy_bytes=0 if shared is None else shared.copy_bytes,
             memory=memory,
             update=driver.update,
+            keeps_pool=description.cuda_graphs,
         )
     planner = make_planner(
         standing,
@@ -119,6 +121,7 @@ def build_step(
         backend=description.backend,
         options=description.inductor_options,
         regions=description.regions,
+        recordings=Recordings() if description.cuda_graphs else None,
         strict=description.strict,
         regather=description.layout.stage == 3,
         debug_log=description.debug_log,

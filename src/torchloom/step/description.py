@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchloom.backends.graphs import name_of
+from torchloom.capture import recorded
 from torchloom.compiler import get_backend_fn
 from torchloom.config import Config, PrecisionConfig, thawed_map
 from torchloom.costs import NETWORKS, CostTable, Network
@@ -66,6 +67,8 @@ class StepDescription:
     target: CostTable | None = None
     """Hardware that the step is planned for without running on it; None: this machine, which is measured."""
     regions: bool = True
+    cuda_graphs: bool = False
+    """Whether launches of compiled graphs are recorded and replayed."""
     strict: bool = False
     """Whether a failed compile raises, instead of falling back to eager."""
     debug_log: bool = False
@@ -174,9 +177,17 @@ def describe_step(
         options.extra_passes,
         options_of_passes,
     )
+    timetable = _timetable(config, resolver, call)
+    if kwargs.get("mode") == "reduce-overhead" or inductor_options.get("triton.cudagraphs"):
+        raise ConfigError(
+            "torch's own CUDA graphs (mode reduce-overhead, option triton.cudagraphs) replay collectives without their names: "
+            "set compile.cuda_graphs instead"
+        )
+    if options.cuda_graphs:
+        _check_cuda_graphs(timetable, chosen, device if target is None else None)
     return StepDescription(
         layout=layout,
-        timetable=_timetable(config, resolver, call),
+        timetable=timetable,
         backend=chosen,
         inductor_options=inductor_options,
         compile_kwargs=kwargs,
@@ -190,10 +201,31 @@ def describe_step(
         network=network,
         target=target,
         regions=options.regions,
+        cuda_graphs=options.cuda_graphs,
         strict=options.strict,
         debug_log=options.debug_log,
         dump_dir=_dump_dir(options.dump_graphs, layout.rank),
     )
+
+
+def _check_cuda_graphs(
+    timetable: Timetable, backend: str | Callable[..., Any], device: torch.device | None
+) -> None:
+    """Refuse to record steps where nothing could be recorded, or whose plan counts on memory that recordings keep."""
+    if device is not None and device.type != recorded.DEVICE:
+        raise ConfigError(
+            f"compile.cuda_graphs needs a CUDA device, and this model computes on {device}: set it to false here"
+        )
+    if backend == "eager":
+        raise ConfigError(
+            "compile.cuda_graphs records compiled graphs, and backend eager makes none: use inductor or aot_eager"
+        )
+    for each in timetable.all_passes:
+        if each.name.startswith("offload_") or each.name == "free_activation":
+            raise ConfigError(
+                f"compile.cuda_graphs keeps the memory of graphs where it is, and pass {each.name} gives it to others: "
+                "use one of the two"
+            )
 
 
 def _compiler(

@@ -63,7 +63,7 @@ def make_planner(
             "ranks, a higher ZeRO stage, or offload_opt_states"
         )
     return Planner(
-        None if budget_bytes is None else budget_bytes - standing.base_bytes,
+        None if budget_bytes is None else budget_bytes - standing.beside_graphs_bytes,
         costs,
         workspaces,
         pinned=pinned,
@@ -71,7 +71,7 @@ def make_planner(
         micro_steps=micro_steps,
         transit=TRANSIT,
         states=standing.states,
-        base_bytes=standing.base_bytes,
+        base_bytes=standing.beside_graphs_bytes,
         prefetch_is_bound=prefetch_is_bound,
     )
 

@@ -61,8 +61,15 @@ class Standing:
     """Gradients that are live in the optimizer's step and not part of the base."""
     update_bytes: int = 0
     """Memory that the optimizer's step allocates for itself."""
+    keeps_pool: bool = False
+    """Whether graphs hold their memory in the optimizer's step too, as recorded ones do."""
     states: HostStates | None = None
     """What may move to the host to keep the budget."""
+
+    @property
+    def beside_graphs_bytes(self) -> int:
+        """Memory in use while graphs hold theirs."""
+        return self.base_bytes + (self.update_bytes if self.keeps_pool else 0)
 
     @property
     def step_bytes(self) -> int:
@@ -82,6 +89,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     copy_bytes: int = 0,
     memory: StepMemory | None = None,
     update: Callable[[Optimizer], None] | None = None,
+    keeps_pool: bool = False,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
@@ -96,6 +104,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
         memory: of the optimizer, where it has been tried.
         update: see `Driver`; what it allocates counts also where states wait on the host.
+        keeps_pool: see `Standing`.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
     own_bytes += leaf_bytes(model)  # they run between graphs
@@ -123,6 +132,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         base_bytes=base,
         gradient_bytes=gradients,
         update_bytes=update_bytes,
+        keeps_pool=keeps_pool,
         states=states,
     )
 

@@ -15,9 +15,10 @@ import torch
 
 from serve.models import BATCH, Attending, Plain, made, rows
 from support.gpu import gpu
-from torchloom.errors import ContractError, ServeError
+from torchloom.capture.cuda_graphs import Pool
+from torchloom.errors import CompileError, ContractError
 from torchloom.serve import Contract, build, counter, load, tensor
-from torchloom.serve.call.cuda_graphs import Pool, Recorded
+from torchloom.serve.call.cuda_graphs import Recorded
 
 
 class Tape:
@@ -367,7 +368,7 @@ def test_without_a_device_it_is_an_error(monkeypatch):
     monkeypatch.undo()
     if torch.cuda.is_available():
         pytest.skip("there is a device")
-    with pytest.raises(ServeError, match="needs a CUDA device"):
+    with pytest.raises(CompileError, match="needs a CUDA device"):
         build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
 
 

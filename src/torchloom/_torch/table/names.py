@@ -110,6 +110,12 @@ NEEDED = {
         torch._C._dynamo.guards TensorGuards
         torch.autograd.forward_ad _current_level
     """,
+    "`compile.cuda_graphs` fails": """
+        torch._C _storage_Use_Count
+        torch._functorch.config enable_autograd_cache
+        torch._inductor.output_code: current_callable
+        torch._inductor.utils get_first_incompatible_cudagraph_node
+    """,
     "`shard_model` fails": """
         torch.nn.utils.clip_grad _get_total_norm
     """,

@@ -211,6 +211,7 @@ _WORDS: dict[str, tuple[str, Callable[[Data], str]]] = {
         lambda d: _timed(d, d["graph"]) + (", from a cache" if d.get("from_cache") else ""),
     ),
     "LoweredCompiled": ("code", lambda d: _timed(d, f"{d['lowered']} of {d['graph']}")),
+    "GraphRecorded": ("CUDA graph", lambda d: f"{d['graph']}.{d['lowered']}: {d['state']}"),
     "PlanReviewed": (
         "plan reviewed",
         lambda d: (

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from torchloom._torch.modes import is_traced
 from torchloom.errors import MoveError
+from torchloom.ops.replays import never
 from torchloom.runtime.host.arena import Account, Direction, HostArena, charged_account
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -155,6 +156,7 @@ class Mover:
             direction: which engine copies.
             pairs: (source, destination), neither of which may change or die before it is called.
         """
+        never("it copies between the device and host memory")
         for source, destination in pairs:
             self._total.moved[direction] += source.nbytes
             account = self._account_of(destination if direction == "to_host" else source)

@@ -14,16 +14,13 @@ recording uses again what earlier ones freed, so the largest size is recorded fi
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchloom.errors import ServeError
+from torchloom.capture.cuda_graphs import CudaRecording, Pool, pool_of
 from torchloom.serve.counter import counter
 
 log = logging.getLogger(__name__)
@@ -34,94 +31,6 @@ _NUM_WARM = 2
 _MOST_ADDRESSES = 16
 """Recordings for one set of sizes: a caller with more places for its caches is served without."""
 CudaGraphs = Literal["off", "full", "pieces"]
-
-
-class Pool:
-    """What the recordings on one device share: memory, and the turn to run.
-
-    Args:
-        device: where they run.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._lock = threading.RLock()
-        self._handle: Any = None
-        self._stream: Any = None
-        self._members: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
-        self._done: Any = None
-        """The end of the last turn on a device, for turns on other streams."""
-
-    def handle_for(self, recording: CudaRecording) -> Any:
-        """Return the pool of device memory for a CUDA graph: that of the graphs that live, or a new one.
-
-        torch frees a pool with its last graph, and fails (`use_count > 0`) where one is recorded into it later.
-        """
-        if not self._members:
-            self._handle = torch.cuda.graph_pool_handle()
-        self._members.add(recording)
-        return self._handle
-
-    @contextmanager
-    def capturing(self, recording: CudaRecording, graph: Any) -> Iterator[None]:
-        """Note what is launched on this device in a CUDA graph; other threads may use the device meanwhile.
-
-        On a stream of the device: torch's own default is one stream for all recordings of a process, of the device that
-        was recorded first.
-        """
-        with torch.cuda.device(self._device):
-            self._stream = self._stream or torch.cuda.Stream(self._device)
-            torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(
-                graph,
-                pool=self.handle_for(recording),
-                stream=self._stream,
-                capture_error_mode="thread_local",
-            ):
-                yield
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Run while no other recording on the device does, on any thread or stream."""
-        is_cuda = self._device.type == "cuda"
-        with self._lock:
-            if is_cuda and self._done is not None:
-                stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(self._done)
-            try:
-                yield
-            finally:
-                if is_cuda:
-                    self._done = torch.cuda.Event()
-                    self._done.record(torch.cuda.current_stream(self._device))
-
-
-_CPU = torch.device("cpu")
-_POOLS: dict[torch.device, Pool] = {}
-"""One for each device, shared by all programs of this process."""
-
-
-class CudaRecording:
-    """A CUDA graph: runs a function once while noting what it launches, and launches it again.
-
-    Args:
-        pool: where its memory comes from.
-    """
-
-    def __init__(self, pool: Pool) -> None:
-        if not torch.cuda.is_available():
-            raise ServeError("cuda_graphs needs a CUDA device: leave it off here")
-        self._graph = torch.cuda.CUDAGraph()
-        self._pool = pool
-
-    def record(self, call: Callable[[], Any]) -> Any:
-        """Run a function under capture."""
-        with self._pool.capturing(self, self._graph):
-            return call()
-
-    def replay(self) -> None:
-        """Launch the graph."""
-        self._graph.replay()
 
 
 class Recorded:
@@ -155,8 +64,8 @@ class Recorded:
     def __call__(self, *inputs: Any) -> Any:
         """Copy the inputs in, launch, copy the outputs out."""
         on = (value.device for value in inputs if isinstance(value, Tensor) and value.is_cuda)
-        device = next(on, _CPU)
-        pool = _POOLS.get(device) or _POOLS.setdefault(device, Pool(device))
+        device = next(on, torch.device("cpu"))
+        pool = pool_of(device)
         with pool.turn():
             return self._run(inputs, pool)
 
