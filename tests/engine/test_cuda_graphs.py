@@ -341,17 +341,22 @@ def test_a_written_input_is_copied_back_and_a_failing_recording_is_an_error() ->
         ({"offload_activation": True}, "pass offload_activation gives it to others"),
         ({"offload_opt_states": True}, "pass offload_opt_states gives it to others"),
         ({"backend": "eager"}, "backend eager makes none"),
-        ({"kwargs": {"mode": "reduce-overhead"}}, "set compile.cuda_graphs instead"),
-        (
-            {"backend": "inductor", "kwargs": {"options": {"triton.cudagraphs": True}}},
-            "set compile.cuda_graphs instead",
-        ),
     ],
 )
 def test_refusals(compiling: dict[str, Any], words: str) -> None:
     on = standing_in() if compiling else contextlib.nullcontext()
     with one_rank("cpu"), on, pytest.raises(ConfigError, match=words):
         engine_of(Layers(), 3, cuda_graphs=True, **compiling)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
+)
+def test_graphs_of_torch_stay_off(kwargs: dict[str, Any], caplog) -> None:
+    with one_rank("cpu"):
+        engine = engine_of(Layers(), 3, backend="inductor", kwargs=kwargs)
+        engine(rows_of(0, 0))
+    assert "compile.cuda_graphs records torchloom's" in caplog.text
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -178,11 +178,6 @@ def describe_step(
         options_of_passes,
     )
     timetable = _timetable(config, resolver, call)
-    if kwargs.get("mode") == "reduce-overhead" or inductor_options.get("triton.cudagraphs"):
-        raise ConfigError(
-            "torch's own CUDA graphs (mode reduce-overhead, option triton.cudagraphs) replay collectives without their names: "
-            "set compile.cuda_graphs instead"
-        )
     if options.cuda_graphs:
         _check_cuda_graphs(timetable, chosen, device if target is None else None)
     return StepDescription(
@@ -244,6 +239,12 @@ def _compiler(
             )
         backend = backend or named
     inductor_options = thawed_map(kwargs.pop("options", None) or {})
+    asked = kwargs.get("mode") == "reduce-overhead" and bool(kwargs.pop("mode"))
+    if inductor_options.pop("triton.cudagraphs", False) or asked:
+        logger.warning(
+            "torch's own CUDA graphs (mode reduce-overhead, option triton.cudagraphs) would replay collectives without their "
+            "names, and stay off: compile.cuda_graphs records torchloom's"
+        )
     return get_backend_fn(backend or config.compile.backend), inductor_options, kwargs
 
 
