@@ -80,6 +80,7 @@ def test_by_config_and_from_files_of_other_ranks_and_stages(tmp_path, compiles: 
                 engine.load_checkpoint(tmp_path, come_from)
             train(engine, rank, size, 5, 10)
         assert_near(engine.module.state_dict(), end, (size, stage, come_from))
+        assert [each["use_muon"] for each in engine.optimizer.param_groups] == [True, False]
         held = engine.optimizer.state
         named = dict(engine.module.named_parameters())
         matrix = named["stack"], named["up.weight"]

@@ -94,6 +94,10 @@ def _configured(config: OptimizerConfig, groups: Groups, local: OwnedParams) -> 
         raise ConfigError(f"optimizer.params: {config.name}: {error}") from error
 
 
+class MuonWithAuxAdam(Together):
+    """What `"optimizer": {"type": "Muon"}` makes, by the name of DeepSpeed's class; its groups say `use_muon`, as there."""
+
+
 def _muon(params: Mapping[str, Any], groups: Groups, specs: Mapping[int, ParamSpec]) -> Optimizer:
     """Return Muon over matrices, and AdamW over the rest and all that embeds: DeepSpeed's rule, by names.
 
@@ -124,11 +128,11 @@ def _muon(params: Mapping[str, Any], groups: Groups, specs: Mapping[int, ParamSp
         (torch.optim.AdamW, "adam_lr", _OF_ADAMW, lambda param: not is_muon(param)),
     ):
         found = [{**each, "params": [*filter(chosen, each["params"])]} for each in given]
-        found = [each for each in found if each["params"]]
+        found = [{**each, "use_muon": kind is torch.optim.Muon} for each in found if each["params"]]
         options = {name: params[name] for name in names if name in params}
         if found:
             made.append(kind(found, lr=params.get(lr, params["lr"]), **options))  # type: ignore[arg-type]
-    return Together(made)
+    return MuonWithAuxAdam(made)
 
 
 def complete_momentum(optimizer: Optimizer) -> None:
