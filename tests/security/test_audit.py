@@ -51,7 +51,6 @@ KNOWN = {
     ("_torch/resolve.py", "find_spec"): LOOKED_UP,
     ("_torch/resolve.py", "import_module"): CONSTANT,
     ("_torch/standalone.py", "deserialize"): TRUSTED,
-    ("_torch/stored.py", "AOTCompileUnpickler"): TRUSTED,
     ("_torch/stored.py", "GraphPickler.loads"): TRUSTED,
     ("backends/registry.py", "import_module"): CONSTANT,
     ("backends/claims.py", "find_spec"): LOOKED_UP,

@@ -24,7 +24,6 @@ from torch import nn
 
 from torchloom._torch.generated import DYNAMO_UTILS
 from torchloom._torch.module_calls import runs_forward_alone, traced_function
-from torchloom._torch.stored import code_from_bytes, code_to_bytes
 
 
 class _Utils(types.ModuleType):
@@ -50,13 +49,22 @@ class _Utils(types.ModuleType):
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses weights: they are the model's, whatever they were when it was compiled."""
+    """Knows modules and code, and refuses weights: they are the model's, whatever they were when it was compiled."""
 
     def reducer_override(self, value: Any) -> Any:
         """Leave everything else as it is."""
         if isinstance(value, (nn.Module, torch.Tensor)):
             raise TypeError(f"a {type(value).__name__} is no part of a program")
+        if isinstance(value, types.ModuleType):
+            return import_module, (value.__name__,)
+        if isinstance(value, types.CodeType):
+            return _code, (marshal.dumps(value.replace(co_consts=())), value.co_consts)
         return NotImplemented
+
+
+def _code(content: bytes, constants: tuple[Any, ...]) -> types.CodeType:
+    """Return code with its constants, which Dynamo makes of any object."""
+    return marshal.loads(content).replace(co_consts=constants)
 
 
 class _Scope(dict[str, Any]):
@@ -121,28 +129,15 @@ class Shell:
         rest = (self.backend_id, dict(self.imports), self.used_globals, self.made_globals)
         buffer = io.BytesIO()
         try:
-            _Pickler(buffer).dump((marshal.dumps(self.code), *rest))
-        except Exception:  # noqa: BLE001 - pickling raises anything; Dynamo's pickler knows more kinds
-            return b"d" + self._pickled(rest)
-        return b"p" + buffer.getvalue()
-
-    def _pickled(self, rest: tuple[Any, ...]) -> bytes:
-        try:
-            content, kinds = code_to_bytes(self.code, rest)
+            _Pickler(buffer).dump((self.code, *rest))
         except Exception as error:  # pickling an object may raise anything
             raise TypeError(f"the code around the graph cannot be stored: {error}") from error
-        if kinds:
-            raise TypeError(f"the code around the graph refers to modules: {', '.join(kinds)}")
-        return content
+        return buffer.getvalue()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Shell:
         """Return what `to_bytes` stored, which runs code: it has to be of this user's own."""
-        if content[:1] == b"p":
-            code, *rest = pickle.loads(content[1:])
-            return cls(marshal.loads(code), *rest)
-        code, rest = code_from_bytes(content[1:])
-        return cls(code, *rest)
+        return cls(*pickle.loads(content))
 
 
 def plain_function(function: Callable[..., Any]) -> tuple[types.FunctionType, object | None]:

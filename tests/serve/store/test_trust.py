@@ -82,9 +82,7 @@ class Case:
         pickled = pickle.dumps(Boom(self.marker))
         text = f"torch.save([], {str(self.marker)!r})\ndef call(args): return args\n"
         if kind == "shell":
-            variant["code"] = self.put(pickle.dumps((b"p" + pickled, None, ())))
-        elif kind == "dynamo's shell":
-            variant["code"] = self.put(pickle.dumps((b"d" + pickled, None, ())))
+            variant["code"] = self.put(pickle.dumps((pickled, None, ())))
         elif kind == "code":
             variant["code"] = self.put(pickled)
         elif kind == "graph":
@@ -120,14 +118,14 @@ class Case:
 
 KINDS = {
     "eager": [
-        *("shell", "dynamo's shell", "graph", "facts", "files", "contract"),
+        *("shell", "graph", "facts", "files", "contract"),
         *("checks", "asked", "code"),
     ],
     "inductor": ["artifact", "source", "shared object", "plain"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]
 RUNS_ONCE_TRUSTED = {
-    *("shell", "dynamo's shell", "graph", "artifact", "source", "shared object", "files"),
+    *("shell", "graph", "artifact", "source", "shared object", "files"),
     *("checks", "facts", "asked", "code", "plain"),
 }
 

@@ -222,10 +222,6 @@ NEEDED = {
     "programs of plain text fail": """
         torch._C._dynamo.guards _torchinductor_pyobject_tensor_data_ptr assert_size_stride
     """,
-    "programs whose bytecode refers to more than plain data are not stored": """
-        torch._dynamo.aot_compile AOTCompilePickler AOTCompileUnpickler
-        torch._dynamo.package.SerializedCode from_code_object to_code_object
-    """,
     "`torchloom.backends` fails": """
         torch._dynamo.backends.registry _BACKENDS _COMPILER_FNS _lazy_import register_backend
         torch._dynamo.exc InvalidBackend

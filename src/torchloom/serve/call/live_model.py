@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ _HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
 )
+_OF_HOOKS = re.compile(rf"\b(?:{'|'.join(_HOOKS)})\b")
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 """Attributes of each module that hold its tensors and parts."""
 _FIXED = (".__dict__", *(f".{name}" for name in _OF_MODULES))
@@ -161,7 +163,7 @@ class _ReadValues:
 
     def add(self, question: str) -> None:
         """Keep what lies on the way to what a fact asks of, and its answer."""
-        if any(name in question for name in _HOOKS):
+        if _OF_HOOKS.search(question):
             return
         # Attributes may raise anything, and what is not compared here neither does harm.
         with suppress(Exception):
@@ -182,7 +184,8 @@ class _ReadValues:
                 for each in (own, *parts):
                     self._keep(f"{name!r} in {self._name(each)}")
             case ast.Compare(ast.Constant(name), [ast.In()], [asked]):
-                self._keep(f"{name!r} in {self._name(self._reached(asked))}")
+                if isinstance(value := self._reached(asked), (dict, types.MappingProxyType)):
+                    self._keep(f"{name!r} in {self._name(value)}")
             case ast.Compare(one, [ast.Is()], [other]):
                 if isinstance(self._reached(one), Tensor):
                     self._keep(f"({self._spelled(one)} is {self._spelled(other)})")

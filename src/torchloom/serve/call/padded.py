@@ -8,6 +8,7 @@ Right only for models whose rows do not depend on one another, which the build t
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,9 +49,9 @@ class Padded:
         self._names = [parameter.name for parameter in target.parameters]
         self._first = 0 if target.owner is None else 1
         self._places = {
-            code: (path, spec, spec.shape.index(dim))
-            for path, code, spec in contract.places()
-            if isinstance(spec, TensorSpec) and dim in spec.shape
+            path: (spec, spec.shape.index(dim))
+            for path, spec in contract.tensors()
+            if dim in spec.shape
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +60,7 @@ class Padded:
         values = {**dict(zip(self._names, given, strict=False)), **kwargs}
         num = next(
             tensor.shape[place]
-            for path, _, place in self._places.values()
+            for path, (_, place) in self._places.items()
             if (tensor := argument_at(values, path)) is not None
         )
         if num == self.size and self.filling is None:
@@ -72,10 +73,11 @@ class Padded:
     def _padded(self, name: str, value: Any) -> Any:
         return map_tensors(value, self._pad, name)
 
-    def _pad(self, code: str, tensor: Tensor) -> Tensor:
-        if code not in self._places:
+    def _pad(self, path: str, tensor: Tensor) -> Tensor:
+        path = re.sub(r"\['?([^'\]]+)'?\]", r".\1", path)
+        if path not in self._places:
             return tensor
-        _, spec, place = self._places[code]
+        spec, place = self._places[path]
         shape = list(tensor.shape)
         missing = self.size - shape[place]
         if not missing:

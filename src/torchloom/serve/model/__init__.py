@@ -3,6 +3,7 @@
 `target` is the model and how it is called. What a program relies on of it is its `fingerprint`:
 
     spelling             a value as text that is equal in each process
+    expressions          Python by which a trace names values, evaluated in other processes
     facts                constants and attributes: what was there, asked again later
     code                 digests of the functions and classes among them
 
