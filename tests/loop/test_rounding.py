@@ -15,7 +15,7 @@ from torchloom.config import load_config
 from torchloom.errors import ConfigError
 from torchloom.loop import rounding
 from torchloom.loop.rounding import Rounding, random_bits, stochastic_bf16
-from torchloom.memory import measure_peak, optimizer_peak
+from torchloom.memory import measure_peak, step_memory
 from torchloom.shard import full_state_dict
 
 KEY = 3, 7, "head.weight", "exp_avg"
@@ -234,6 +234,10 @@ def test_the_plan_counts_the_copies(kind: str) -> None:
     how = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
     optimizer = torch.optim.AdamW(params, **how[kind])
     steps = Rounding(0, {})
+
+    def by_rounding(twin: Any) -> Any:
+        return lambda: steps.update(twin[0])
+
     with mock.patch.object(rounding, "CHUNK_BYTES", 5300 * 16):
 
         def step() -> None:
@@ -242,12 +246,11 @@ def test_the_plan_counts_the_copies(kind: str) -> None:
             steps.update(optimizer)
 
         step()
-        peak = optimizer_peak(optimizer, update=steps.update)
+        peak = step_memory(optimizer, step_of=by_rounding).peak_bytes
         for param in params:
             param.grad = torch.ones_like(param)
         measured = measure_peak(lambda: steps.update(optimizer)).peak_bytes
-    at_once = optimizer_peak(optimizer, update=steps.update)
-    assert peak is not None and at_once is not None
+    at_once = step_memory(optimizer, step_of=by_rounding).peak_bytes
     assert measured == pytest.approx(peak, abs=64)
     # The copies of the largest parameter, not of all; beside them what rounds a tensor takes 12 bytes an element.
     assert 16 * 20011 < peak < 28 * 20011 + 64 and at_once > 16 * 32311

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -162,7 +163,8 @@ def step_memory_of(
     if optimizer is None or not (is_planned or owned_memory):
         return None
     if owned_memory is None:
-        found = step_memory(optimizer, workspaces, update=update)
+        by = {} if update is None else {"step_of": lambda twin: functools.partial(update, twin[0])}
+        found = step_memory(optimizer, workspaces, **by)
     else:
         found = owned_memory(workspaces)
         if ranks.most("whether the optimizer's memory is not known", int(found is None)):
