@@ -7,7 +7,10 @@
 Groups that are elementwise (`loop.elementwise`) step shards as ever, in the same call. States live on owners alone. A step
 costs (g + 2 w) P / N bytes a rank, with g and w bytes of an element of gradient and weight, P elements that are owned and
 N ranks; gathering every gradient everywhere would cost g P and N times the work. A communication is one packed
-all-to-all of at most `BUCKET_BYTES`, or of one parameter.
+all-to-all of about `BUCKET_BYTES`, or of one larger parameter, and the next one runs beside what is done to a bucket:
+
+    by parts   go 0 | go 1, step 0, back 0 | go 2, step 1, back 1 | ...    optimizers known, or declared, to be equal by parts
+    at once    go 0 | go 1, unpack 0 | ... | step all | back 0 | back 1    others: `step` is called once, with all that is owned
 
 Stage 1 does the same to the slices of its whole weights. With several copies of the weights (hybrid sharding) the ranks
 of each copy own and step alike.
@@ -314,8 +317,10 @@ class Ownership:
         known = [each for each in found if each is not None]
         if len(known) < len(found):
             return None
-        fullest = max(known, key=lambda each: sum(each.state_bytes.values()))
-        return fullest._replace(peak_bytes=max(each.peak_bytes for each in known))
+        kept = [sum(each.state_bytes.values()) for each in known]
+        peak_bytes = max(size + each.peak_bytes for size, each in zip(kept, known, strict=True))
+        fullest = known[kept.index(max(kept))]
+        return fullest._replace(peak_bytes=peak_bytes - max(kept))
 
     def _known_optimizer(self) -> Optimizer:
         optimizer = self._optimizer()

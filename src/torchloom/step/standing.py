@@ -106,7 +106,8 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     update = 0
     if not may_wait.states:
         peak = 0 if memory is None else memory.peak_bytes
-        update = ranks.most("bytes of the optimizer's step", peak)
+        # The rank that keeps most need not be the one that allocates most.
+        update = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
     states = None
     if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
         states = _host_states(

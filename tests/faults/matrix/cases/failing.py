@@ -28,6 +28,8 @@ def _at_any_moment(who: int, seconds: float, setup) -> Case:
     return case
 
 
+_MUON = {"optimizer": {"type": "Muon", "params": {"lr": 1e-2}}}
+_OWNERS = [replace(each, config=_MUON) for each in (GLOO, SHM)]
 _SHORT = {"timeouts": {"step_s": 3.0}}
 
 CASES = [
@@ -54,6 +56,10 @@ CASES = [
     *_ends("rank 0 killed before a collective", "kill", (killed(9), _LOST_0), [GLOO, SHM], who=0),
     *_ends("rank 0 killed inside a collective", "kill", (killed(9), _LOST_0), [GLOO, SHM], who=0,
            when="inside"),
+    *over("fault", "killed before gradients go to owners", "ends_among_owners", (_LOST, killed(9)),
+          _OWNERS, arguments={"what": "gradients to owners", "when": "before"}),
+    *over("fault", "killed while weights come from owners", "ends_among_owners", (_LOST, killed(9)),
+          _OWNERS, arguments={"what": "weights from owners", "when": "inside"}),
     *_ends("1 of 3 ranks killed", "kill", (_LOST, killed(9), _LOST), [SHM]),
     _at_any_moment(1, 0.37, replace(GLOO, width=512)),
     _at_any_moment(1, 0.71, replace(SHM, width=512)),

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from faults.matrix.programs.rank import Rank
+from torchloom.runtime import Communicator
 
 _STEP = 3
 
@@ -104,6 +105,28 @@ def _end_inside(rank: Rank, is_it: bool, is_near: bool, end: Any) -> None:
         threading.Timer(1.0, lambda: (rank.mark(), end())).start()
     elif is_near:
         time.sleep(2.0)
+
+
+def ends_among_owners(rank: Rank) -> None:
+    """Rank 1 is killed when it is about to begin an exchange of owners, or when it has begun it."""
+    rank.start()
+    begin = Communicator.begin_exchange
+
+    def begin_or_end(comm: Communicator, sent: Any, numels: Any, what: str, names: Any) -> Any:
+        is_it = index == _STEP and rank.rank == 1 and what == rank.arguments["what"]
+        if is_it and rank.arguments["when"] == "before":
+            rank.mark()
+            _END["kill"]()
+        begun = begin(comm, sent, numels, what, names)
+        if is_it:
+            rank.mark()
+            _END["kill"]()
+        return begun
+
+    Communicator.begin_exchange = begin_or_end  # type: ignore[method-assign]
+    for index in range(8):
+        rank.step(index)
+    rank.finish()
 
 
 def ends_at_any_moment(rank: Rank) -> None:
