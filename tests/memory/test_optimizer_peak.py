@@ -7,10 +7,8 @@ import torch
 
 from support.optimizers import Lamb, Shampoo
 from torchloom.memory import (
-    WorkspaceTable,
     distinct_bytes,
     measure_peak,
-    optimizer_peak,
     step_memory,
 )
 
@@ -50,11 +48,11 @@ def test_as_the_allocator_has_it(name: str) -> None:
     optimizer = OPTIMIZERS[name](params)
     before = [param.detach().clone() for param in params]
     num_states = len(optimizer.state)  # some make them before their first step
-    fresh = optimizer_peak(optimizer)
+    fresh = step_memory(optimizer).peak_bytes
     assert all(map(torch.equal, params, before))
     assert len(optimizer.state) == num_states
     optimizer.step()
-    predicted = optimizer_peak(optimizer)
+    predicted = step_memory(optimizer).peak_bytes
     assert fresh == pytest.approx(predicted, abs=64)
     measured = measure_peak(optimizer.step).peak_bytes
     # Numbers become tensors of 4 to 8 bytes on the way, a few at a time.
@@ -65,7 +63,7 @@ def test_as_the_allocator_has_it(name: str) -> None:
 def test_what_optimizers_of_matrices_allocate_and_keep(name: str) -> None:
     """Their states have other sizes than the parameters, and some read numbers, which are made up."""
     optimizer = OF_MATRICES[name](parameters()[:2])
-    fresh = step_memory(optimizer, WorkspaceTable(), lambda twin: twin[0].step)
+    fresh = step_memory(optimizer)
     optimizer.step()
     kept = {id(param): distinct_bytes(optimizer.state[param].values()) for param in optimizer.state}
     assert fresh.state_bytes == kept
@@ -79,4 +77,4 @@ def test_sizes_that_depend_on_values_are_not_known() -> None:
                 for param in group["params"]:
                     param.data -= param.grad[param.grad > 0].sum()
 
-    assert optimizer_peak(Selects(parameters())) is None
+    assert step_memory(Selects(parameters())) is None

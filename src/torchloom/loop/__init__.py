@@ -2,7 +2,8 @@
 
 shard_model       shards a model, `compile` compiles it; `across_ranks` reduces and pads small tensors
 optimizers        makes the optimizer and the facts that ranks compare, `elementwise` says whether it may step shards, `owned_params` are what it steps
-ownership         lets one rank step each parameter that an optimizer must see whole: `owners` chooses it, `owner_exchanges` are what it is sent and sends
+ownership         lets one rank step each parameter that an optimizer must see whole: `owners` chooses it, `owner_exchanges` are what it is sent and sends,
+                  `owner_memory` tells plans what that takes
 together          steps several optimizers as one
 optimizer_hooks   follow each step: `slices` of stage 1, steps counted and rates noted for other ranks
 clip              gradients by their norm over all ranks, and the first one that is not finite

@@ -27,7 +27,8 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
-from torchloom.loop.ownership import owned_memory, ownership_of
+from torchloom.loop.owner_memory import owned_memory
+from torchloom.loop.ownership import ownership_of
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
@@ -207,7 +208,7 @@ def _memory_of(optimizer: Any) -> OwnedMemory | None:
     def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
         """Return what all keep, and the most that one allocates: they step one after the other."""
         found = [
-            own(workspaces) if own else step_memory(each, workspaces, lambda twin: twin[0].step)
+            own(workspaces) if own else step_memory(each, workspaces)
             for each, own in zip(members, owned, strict=True)
         ]
         known = [each for each in found if each is not None]

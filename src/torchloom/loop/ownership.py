@@ -46,12 +46,9 @@ from torchloom.loop.owner_exchanges import (
     state_from_owner,
 )
 from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
-from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
-from torchloom.runtime.base import Pending
 from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
 from torchloom.shard.optimizer_states import find_owners_by
-from torchloom.step.interfaces import OwnedMemory
 
 logger = get_logger(__name__)
 
@@ -275,53 +272,6 @@ class Ownership:
         for trip in returning:
             trip.end()
 
-    def memory(self, workspaces: WorkspaceTable, rank: int | None = None) -> StepMemory | None:
-        """Return what a step allocates on a rank, exchanges included, and the states that this rank keeps.
-
-        The optimizer's own code and the exchanges run on tensors without data, and nothing is sent.
-
-        Args:
-            workspaces: what operators allocate for themselves; unknown ones are probed.
-            rank: default: this one. Another one's shards are taken to be as long as this one's.
-
-        Returns:
-            None where the step cannot run on tensors without data.
-        """
-
-        def step_of(twin: Twin) -> Callable[[], None]:
-            optimizer, stand_ins = twin
-            ownership = Ownership(optimizer, _send_nothing)
-            for key, unit in self.units.items():
-                own, size = unit.layout.rank, unit.layout.world_size
-                owner = unit.owner if rank is None else (unit.owner - rank + own) % size
-                made = stand_ins[key]
-                ownership.units[id(made)] = unit._replace(param=made, owner=owner)
-
-            def step() -> None:
-                ownership.begin()
-                step_without_hooks(optimizer)
-                ownership.bring_back()
-
-            return step
-
-        return step_memory(self._known_optimizer(), workspaces, step_of)
-
-    def most_memory(self, workspaces: WorkspaceTable) -> StepMemory | None:
-        """Return the most that any rank allocates in a step, and the states of the rank that keeps most; see `memory`."""
-        split = list(buckets(self.units.values()))
-        kinds = {
-            tuple(tuple(u.spec.shape for u in bucket if u.owner == rank) for bucket in split): rank
-            for rank in range(split[0][0].layout.world_size)
-        }
-        found = [self.memory(workspaces, rank) for rank in kinds.values()]
-        known = [each for each in found if each is not None]
-        if len(known) < len(found):
-            return None
-        kept = [sum(each.state_bytes.values()) for each in known]
-        peak_bytes = max(size + each.peak_bytes for size, each in zip(kept, known, strict=True))
-        fullest = known[kept.index(max(kept))]
-        return fullest._replace(peak_bytes=peak_bytes - max(kept))
-
     def _known_optimizer(self) -> Optimizer:
         optimizer = self._optimizer()
         assert optimizer is not None, "it has been freed"
@@ -372,33 +322,9 @@ def end_whole_step(optimizer: Optimizer, is_divisible: bool) -> None:
         ownership.end(is_divisible)
 
 
-def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:
-    """Return what finds out the memory of an optimizer's steps; None where ranks own no parameters of it.
-
-    Args:
-        optimizer: of torch's class, or what a framework wraps around one.
-        of_any_rank: whether the most of all ranks is asked for, as in a simulation, where this one stands for all.
-    """
-    stepped = getattr(optimizer, "optimizer", optimizer)
-    ownership = None if stepped is None else ownership_of(stepped)
-    if ownership is None or not ownership.units:
-        return None
-    return ownership.most_memory if of_any_rank else ownership.memory
-
-
 find_owners_by(ownership_of)
 for _function in (ownership_of, begin_whole_step, end_whole_step):
     leave_alone(_function, "it communicates")
-
-
-def _send_nothing(
-    handle: str, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
-) -> tuple[Tensor, Pending]:
-    """Allocate what an exchange does, and hold it as long; of tensors without data."""
-    del what, names
-    rank = lookup(handle).rank
-    held = [sent]
-    return sent.new_empty(sum(row[rank] for row in numels)), Pending(held.clear)
 
 
 def _params_key(optimizer: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchloom.memory.alive import PeakContents, alive_at_peak, module_of, module_path
 from torchloom.memory.expand import CalledPart, ExpandedJoint, expanded, expanded_joint
 from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
-from torchloom.memory.ledger import StepMemory, Twin, optimizer_peak, step_memory
+from torchloom.memory.ledger import StepMemory, Twin, step_memory
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
 from torchloom.memory.replay import Interface, interface_of, replay_peak
@@ -34,7 +34,6 @@ __all__ = [
     "micro_step",
     "module_of",
     "module_path",
-    "optimizer_peak",
     "real_like",
     "replay_peak",
     "step_memory",

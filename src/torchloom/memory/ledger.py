@@ -3,7 +3,7 @@
 Python's reference counts say what is alive: a storage counts from the operator that made it until
 nothing refers to it.
 
-`optimizer_peak` runs an optimizer's own code so. Fused kernels need next to nothing; `foreach` and plain loops make temporary tensors of the size of
+`step_memory` runs an optimizer's own code so. Fused kernels need next to nothing; `foreach` and plain loops make temporary tensors of the size of
 parameters, and some optimizers several.
 """
 
@@ -162,36 +162,29 @@ Twin = tuple[Optimizer, Mapping[int, nn.Parameter]]
 """A copy of an optimizer over parameters without data, and these by the ids of what they stand for."""
 
 
-def optimizer_peak(optimizer: Optimizer, workspaces: WorkspaceTable | None = None) -> int | None:
-    """Return the most bytes that a step allocates above parameters, gradients and states.
+def step_memory(
+    optimizer: Optimizer,
+    workspaces: WorkspaceTable | None = None,
+    step_of: Callable[[Twin], Callable[[], Any]] = lambda twin: twin[0].step,
+) -> StepMemory | None:
+    """Return what an optimizer allocates in a step and keeps after it.
 
     Args:
         optimizer: any of torch's protocol; neither it nor its parameters change. Step hooks are
             left out.
         workspaces: what operators allocate for themselves; unknown ones are probed.
+        step_of: returns the function that makes a step of a twin; all that this allocates counts.
 
     Returns:
-        Bytes; None where the step needs values that are not known without data, or sizes that depend on them.
+        None where the step needs values that are not known without data, or sizes that depend on them.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1000))
-        >>> 4000 <= optimizer_peak(torch.optim.Adam([weight], fused=False, foreach=False)) < 9000
+        >>> found = step_memory(torch.optim.Adam([weight], fused=False, foreach=False))
+        >>> 4000 <= found.peak_bytes < 9000
         True
     """
-    found = step_memory(optimizer, workspaces or WorkspaceTable(), lambda twin: twin[0].step)
-    return None if found is None else found.peak_bytes
-
-
-def step_memory(
-    optimizer: Optimizer, workspaces: WorkspaceTable, step_of: Callable[[Twin], Callable[[], Any]]
-) -> StepMemory | None:
-    """Return what an optimizer allocates; None where its step cannot run on tensors without data.
-
-    Args:
-        optimizer: see `optimizer_peak`.
-        workspaces: likewise.
-        step_of: returns the function that makes a step of a twin; all that this allocates counts.
-    """
+    workspaces = workspaces or WorkspaceTable()
     found = None
     for _ in range(2):  # the second time with the workspaces of operators met in the first
         ledger = Ledger(workspaces)

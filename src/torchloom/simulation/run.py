@@ -31,7 +31,7 @@ from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
-from torchloom.loop.ownership import owned_memory
+from torchloom.loop.owner_memory import owned_memory
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
 from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport

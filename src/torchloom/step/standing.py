@@ -148,7 +148,7 @@ def step_memory_of(
     if optimizer is None or not (is_planned or owned_memory):
         return None
     if owned_memory is None:
-        found = step_memory(optimizer, workspaces, lambda twin: twin[0].step)
+        found = step_memory(optimizer, workspaces)
     else:
         found = owned_memory(workspaces)
         if ranks.most("whether the optimizer's memory is not known", int(found is None)):
