@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import torchloom
 from loop.test_ownership import Odd, assert_near, loss_of, muon_and_adamw, newton_schulz_in_fp32
+from support.optimizers import Base, Lamb
 from support.pool import run_ranks
 from torchloom.errors import ConfigError
 from torchloom.events import OwnersChosen, Recorder, StepEnded
@@ -75,7 +76,7 @@ def test_two_optimizers_and_their_schedules_resume_on_other_ranks_and_stages(tmp
             told = [event for event in recorder.events if isinstance(event, StepEnded)]
             assert [each.step for each in told] == [1, 2, 3, 4]
             assert told[1].lr == pytest.approx(2e-2 * 0.8**2)  # the first optimizer has moved on
-            assert POSITION.step == 4
+            assert (POSITION.step, POSITION.updates) == (4, 8)
         train(model, optimizers, schedules, rank, size, range(4, 8))
         states = [each.state_dict()["state"] for each in optimizers]
         return model.state_dict(), states
@@ -123,7 +124,60 @@ def test_report_says_who_owns_what_and_what_it_costs() -> None:
         assert muon.reason == "it computes with whole parameters"
         told = [event for event in recorder.events if isinstance(event, OwnersChosen)]
         assert {each.optimizer for each in told} == {"Muon", "AdamW"}
-        page = json.dumps(views(watched.record(), None))
+        page = json.dumps(views(watched.record, None))
         return "Parameters that one rank steps for all" in page and "11 x 7" in page
 
     assert run_ranks(2, fn) == [True, True]
+
+
+class Lion(Base):
+    """Elementwise, and of a class that nobody has read."""
+
+    def update(self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any]) -> None:
+        average = state.setdefault("average", torch.zeros_like(param))
+        param.add_((0.9 * average + 0.1 * param.grad).sign(), alpha=-group["lr"])
+        average.lerp_(param.grad, 0.05)
+
+
+def swap_group(optimizer: Optimizer, params: list[nn.Parameter]) -> None:
+    """Step other parameters, as many as before, at another rate."""
+    optimizer.param_groups[0]["params"] = params
+    optimizer.param_groups[0]["lr"] = 2e-3
+
+
+def test_other_parameters_in_a_group_and_states_of_shards_and_of_owners() -> None:
+    """States of an optimizer load whether it was declared elementwise, then or now; groups may change in the loop."""
+
+    def parts(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        params = list(model.parameters())
+        return params[:5], params[5:10]
+
+    def steps(model: Any, optimizer: Optimizer, rank: int, size: int, first: int) -> None:
+        for step in range(first, first + 2):
+            loss_of(model, step, rank, size).backward()
+            optimizer.step()
+            model.zero_grad()
+
+    def fn(rank: int, size: int):
+        model = Odd() if size == 1 else torchloom.shard_model(Odd(), 3, persistence_threshold=0)
+        before, after = parts(model)
+        made = [Lion(before, lr=1e-3) for _ in range(3)]
+        for turn, optimizer in enumerate(made):
+            optimizer.elementwise = turn == 1  # type: ignore[attr-defined]
+            if turn:
+                torchloom.shard.whole_states(optimizer)
+                optimizer.load_state_dict(made[turn - 1].state_dict())
+            steps(model, optimizer, rank, size, 2 * turn)
+        swapped = Lamb(before)
+        steps(model, swapped, rank, size, 6)
+        swap_group(swapped, after)
+        steps(model, swapped, rank, size, 8)
+        return (
+            {name: value.detach().clone() for name, value in model.named_parameters()}
+            if size == 1
+            else model.state_dict()
+        )
+
+    expected = fn(0, 1)
+    for found in run_ranks(2, fn, 2):
+        assert_near(found, expected, "groups")

@@ -31,8 +31,11 @@ _ELEMENTWISE_OF_OTHERS = {
 }
 """The same of other packages. timm's have an argument `caution`, which divides by a mean over elements."""
 _BY_PARTS = {
-    "torch.optim._muon.Muon",  # 2.11-2.15
-    "torch.optim._adafactor.Adafactor",
+    *(
+        "torch.optim.Muon",
+        "torch.optim._muon.Muon",
+    ),  # of 2.13, and of releases that do not rename its module
+    *("torch.optim.Adafactor", "torch.optim._adafactor.Adafactor"),
     "transformers.optimization.Adafactor",  # 5.23.0
 }
 """Optimizers that see parameters whole and keep nothing but states of each: stepped some by some, they do as at once."""

@@ -38,13 +38,15 @@ from torchloom.shard.leaf_modules import used_params
 from torchloom.shard.parameter import be_plain_in_steps
 
 _STEPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Parameters that optimizers step: those of models that `shard_model` sharded, and of engines."""
+"""Parameters that optimizers step: those of models that `shard_model` sharded, and of engines. Each leads to a set of its model:
+the ids of what optimizers have stepped first since the number of the loop's step changed, as several make one step."""
 
 
 def count_steps_of(params: Iterable[nn.Parameter]) -> None:
     """Let steps of optimizers over these parameters count as steps of this process."""
     _hook_all_optimizers()
-    _STEPPED.update(dict.fromkeys(params, True))
+    of_model: set[int] = set()
+    _STEPPED.update((param, of_model) for param in params)
 
 
 @functools.cache
@@ -185,8 +187,6 @@ def _drop_unused(params: list[nn.Parameter]) -> None:
 
 _WITNESSES: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """What is known, before a step, of what it should make of some parameters."""
-_ROUND: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""What has stepped since the number of a loop's step changed: several optimizers make one step."""
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -202,10 +202,11 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
         return
     POSITION.updates += 1
     if not has_engine(first):
-        if not _ROUND or optimizer in _ROUND:
-            _ROUND.clear()
+        stepped = _STEPPED[first]
+        if not stepped or id(first) in stepped:
+            stepped.clear()
             POSITION.step += 1
-        _ROUND.add(optimizer)
+        stepped.add(id(first))
         note_rates(optimizer)
         tell_step(POSITION.step)
     _tell_listeners(optimizer)

@@ -77,8 +77,8 @@ class Ownership:
         """Parameters of each group while a step sees this rank's alone."""
         self._counts = False
         """Whether a step of a part changed numbers of the optimizer that are not of this part alone."""
-        self.num_seen = -1
-        """Parameters in the optimizer's groups when owners were chosen."""
+        self.seen = 0
+        """Which parameters were in the optimizer's groups when owners were chosen."""
 
     @property
     def layouts(self) -> set[int]:
@@ -116,7 +116,7 @@ class Ownership:
             self.units[id(param)] = Unit(
                 param, spec, layout, add_to_least(loads, Load.of(spec.shape))
             )
-        self.num_seen = _num_params(optimizer)
+        self.seen = _params_key(optimizer)
         if not fresh:
             return
         for told in self.chosen():
@@ -303,7 +303,7 @@ def ownership_of(optimizer: Any) -> Ownership:
                 "the rank that owned it: keep optimizer.state_dict() before, and load it into a new optimizer"
             )
         known = _KNOWN[optimizer] = Ownership(optimizer)
-    if known.num_seen != _num_params(optimizer):
+    if known.seen != _params_key(optimizer):
         known.choose(optimizer)
     return known
 
@@ -327,7 +327,5 @@ for _function in (ownership_of, begin_whole_step, end_whole_step):
     leave_alone(_function, "it communicates")
 
 
-
-
-def _num_params(optimizer: Any) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def _params_key(optimizer: Any) -> int:
+    return hash(tuple(id(param) for group in optimizer.param_groups for param in group["params"]))

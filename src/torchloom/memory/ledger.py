@@ -246,7 +246,8 @@ def _twin_of(value: Any) -> Any:
     if not isinstance(value, Optimizer):
         return copy.copy(value) if isinstance(value, dict) else value
     twin = object.__new__(type(value))
-    vars(twin).update({name: _twin_of(each) for name, each in vars(value).items()})
+    # Schedules put a `step` on the object that steps this very optimizer.
+    vars(twin).update({k: _twin_of(each) for k, each in vars(value).items() if k != "step"})
     twin.state = defaultdict(dict)
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(twin, hooks, OrderedDict())
