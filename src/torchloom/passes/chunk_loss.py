@@ -6,10 +6,11 @@ after    chunked_loss(h.reshape(-1, D), w, None, y, 1 / 30, 30, ...)[0]         
 ```
 
 A linear head (or a product with a matrix), scales, a cap, casts, slices of rows and views, then `cross_entropy` over integer
-labels with any `ignore_index` and `label_smoothing`, as mean or sum; also where they end an activation checkpoint. Softmax, loss and the head's gradient are in fp32. A
-loss that is made otherwise, or whose logits something else reads, stays as it is: the notes of the pass in the compile report
-say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it or 16 MiB, stay. Larger ones are computed
-in equal chunks of at most `chunk_bytes`; within a budget the plan chooses how many rows at a time: as many as fit.
+labels with any `ignore_index` and `label_smoothing`, as mean or sum; also where they end an activation checkpoint. Softmax, loss
+and the head's gradient are in fp32. A loss that is made otherwise, or whose logits something else reads, stays as it is: the
+notes of the pass in the compile report say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it
+or 16 MiB, stay. Larger ones are computed in equal chunks of at most `chunk_bytes`; within a budget the plan chooses how many
+rows at a time: as many as fit.
 """
 
 from __future__ import annotations
