@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from torchloom.errors import CompileError
 from torchloom.passes import PASSES
@@ -49,7 +50,48 @@ def under_autocast(loss: Loss, given: tuple[Tensor, ...]) -> Tensor:
         return loss(*given)
 
 
+def checkpointed_loss(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    def end(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        normed = F.layer_norm(h, (WIDTH,))
+        return normed, capped(normed, w, b, y) + 0.1 * flat(normed, w, b, y)
+
+    normed, loss = checkpoint(end, h.tanh(), w, b, y, use_reentrant=False)
+    return loss + normed.square().mean()
+
+
+def checkpointed_head(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    def layer(h: Tensor) -> Tensor:
+        return torch.tanh(F.linear(F.linear(h, w), w.t()) / 9)
+
+    def head(h: Tensor) -> Tensor:
+        return F.linear(h.sin(), w.to(h.dtype), b)
+
+    h = checkpoint(layer, h.tanh(), use_reentrant=False)
+    return of_transformers(checkpoint(head, h, use_reentrant=False), y)
+
+
+def in_autocast_behind_the_head(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    logits = F.linear(h, w)
+    with torch.autocast("cpu", torch.bfloat16):
+        return of_transformers(logits, y)
+
+
+def with_next_tokens(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """A second head over the same weight predicts the token after the next one."""
+    ahead = F.linear(h.tanh()[:, :-2], w).float()
+    return sliced(h, w, b, y) + 0.3 * F.cross_entropy(ahead.flatten(0, 1), y[:, 2:].flatten())
+
+
 LOSSES: dict[str, Loss] = {
+    "T5: rows are scaled": lambda h, w, b, y: mean(h * WIDTH**-0.5, w, b, y),
+    "Cohere, Granite": lambda h, w, b, y: of_transformers(F.linear(h, w) * 0.0625 / -8.0, y),
+    "BERT": lambda h, w, b, y: flat(F.layer_norm(F.gelu(h), (WIDTH,)), w, b, y, ignore_index=7),
+    "labels of a teacher": lambda h, w, b, y: flat(h, w, b, F.linear(h, w.flip(0)).argmax(-1)),
+    "detached head, squared": lambda h, w, b, y: mean(h, w.detach(), b, y).square(),
+    "next tokens": with_next_tokens,
+    "checkpointed loss": checkpointed_loss,
+    "checkpointed head": checkpointed_head,
+    "autocast behind the head": in_autocast_behind_the_head,
     "mean": mean,
     "capped": capped,
     "smooth, bias": lambda *a: flat(*a, label_smoothing=0.1),
@@ -175,7 +217,46 @@ def test_what_needs_no_gradient_gets_none(reports: list[Any]) -> None:
     assert len(notes(reports)) == 2  # without a gradient logits are as they were
 
 
+def in_a_checkpoint(end: Callable[..., Tensor]) -> Loss:
+    return lambda h, w, b, y: checkpoint(end, h.tanh(), w, b, y, use_reentrant=False)
+
+
+def with_its_square(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    logits = F.linear(h, w)
+    return of_transformers(logits, y) + logits.logsumexp(-1).square().mean()
+
+
+def under_autocast_within(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = F.linear(h, w)
+    return of_transformers(logits, y)
+
+
+def two_of_one(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    logits = F.linear(h, w)[:, :, : CLASSES - 1]
+    return of_transformers(logits, y.clamp(max=CLASSES - 2))
+
+
 STAYS: dict[str, tuple[Loss, str]] = {
+    "z loss in a checkpoint": (in_a_checkpoint(with_its_square), "more than a loss is made"),
+    "autocast in a checkpoint": (in_a_checkpoint(under_autocast_within), "more than a loss"),
+    "padded classes": (two_of_one, "indexed in an unknown way"),
+    "scale that is trained": (
+        lambda h, w, b, y: of_transformers(F.linear(h, w) * b.mean(), y),
+        "mul makes them",
+    ),
+    "distilled": (
+        lambda h, w, b, y: (
+            of_transformers(z := F.linear(h, w), y)
+            + F.kl_div(
+                z.log_softmax(-1),
+                h @ w.detach().flip(0).t(),
+                reduction="batchmean",
+                log_target=True,
+            )
+        ),
+        "log_softmax reads",
+    ),
     "weights": (lambda h, w, b, y: flat(h, w, b, y, weight=b.detach().exp()), "weighs classes"),
     "none": (lambda h, w, b, y: flat(h, w, b, y, reduction="none").sum(), "for each row"),
     "probabilities": (

@@ -84,7 +84,14 @@ _FP16_GAIN = 2.0**8
 def _chunked_loss(
     rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *options: Any
 ) -> list[Tensor]:
-    """Compute what `chunked_loss` returns."""
+    """Compute what `chunked_loss` returns, in the dtype of what it is given: autocast around a loss is not around its head."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return _loss_and_gradients(rows, weight, bias, labels, *options)
+
+
+def _loss_and_gradients(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *options: Any
+) -> list[Tensor]:
     scale, cap, ignore_index, label_smoothing, is_mean, rows_at_a_time, wanted = options
     wide = wide_dtype(rows.dtype)
     gain = _FP16_GAIN if rows.dtype == torch.float16 else 1.0

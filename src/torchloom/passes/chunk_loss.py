@@ -6,10 +6,11 @@ after    chunked_loss(h.reshape(-1, D), w, None, y, 1 / 30, 30, ...)[0]         
 ```
 
 A linear head (or a product with a matrix), scales, a cap, casts, slices of rows and views, then `cross_entropy` over integer
-labels with any `ignore_index` and `label_smoothing`, as mean or sum. Softmax, loss and the head's gradient are in fp32. A
-loss that is made otherwise, or whose logits something else reads, stays as it is: the notes of the pass in the compile report
-say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it or 16 MiB, stay. Larger ones are computed
-in equal chunks of at most `chunk_bytes`; within a budget the plan chooses how many rows at a time: as many as fit.
+labels with any `ignore_index` and `label_smoothing`, as mean or sum; also where they end an activation checkpoint. Softmax, loss
+and the head's gradient are in fp32. A loss that is made otherwise, or whose logits something else reads, stays as it is: the
+notes of the pass in the compile report say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it
+or 16 MiB, stay. Larger ones are computed in equal chunks of at most `chunk_bytes`; within a budget the plan chooses how many
+rows at a time: as many as fit.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD
 from torchloom._torch.tensors import size_hint
+from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture.unread import UNREAD, Unread
 from torchloom.graph import PassContext, note, tensors_in, written
+from torchloom.graph.checkpoints import body_of, checkpoints_of, lift_tail
 from torchloom.ops.losses import chunked_loss, wide_dtype
 
 _SHARE = 32
@@ -40,6 +44,8 @@ _TIMES = (operator.mul, torch.mul, "mul")
 _OVER = (operator.truediv, torch.div, "div")
 _TANH = (torch.tanh, "tanh")
 _TURN = ("transpose", torch.transpose)
+_MODES = (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD)
+_SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
 _MOST_NODES = 8
 """Between a parameter and the weight of a head: a gather, a cast, a transpose."""
 
@@ -81,30 +87,102 @@ def chunk_loss(
         chunk_bytes: Logits in fp32 that exist at a time.
         returns_stand_ins: Whether logits that the graph returns may be made when they are read.
     """
+    budget = ctx.memory_budget_bytes
+    fits = chunk_bytes if budget is None else max(budget // _SHARE, _LEAST_BYTES)
+    for checkpoint in checkpoints_of(gm):
+        _lift(gm, checkpoint, fits, returns_stand_ins)
     num_edits = 0
-    for loss in list(gm.graph.find_nodes(op="call_function", target=functional.cross_entropy)):
-        if not (isinstance(_value(loss), Tensor) and _value(loss).requires_grad):
-            continue
+    for loss in _losses_of(gm):
         try:
-            arguments = _arguments(loss)
-            end = _end_of(loss, arguments["input"])
-            if end.returned and not returns_stand_ins:
-                raise _Stays('the model returns them; compile.chunk_loss "always" is for that')
-            rows, num_bytes = _size(end)
-            budget = ctx.memory_budget_bytes
-            fits = chunk_bytes if budget is None else max(budget // _SHARE, _LEAST_BYTES)
-            if num_bytes <= fits:
-                raise _Stays(f"they fit, as they are {num_bytes:,} bytes")
-            stand_ins = [_unread(end, each) for each in end.returned]
+            found = _found(loss, fits, returns_stand_ins)
         except _Stays as why:
             note(gm, f"{loss.name} makes its logits: {why}")
             continue
-        rows_at_a_time = math.ceil(rows / math.ceil(num_bytes / chunk_bytes))
-        _return_rows(gm, end, stand_ins)
-        _rewrite(loss, arguments, end, rows_at_a_time)
-        note(gm, f"{loss.name} computes logits of {rows} rows in parts")
+        rows_at_a_time = math.ceil(found.rows / math.ceil(found.num_bytes / chunk_bytes))
+        _return_rows(gm, found.end, found.stand_ins)
+        _rewrite(loss, found.arguments, found.end, rows_at_a_time)
+        note(gm, f"{loss.name} computes logits of {found.rows} rows in parts")
         num_edits += 1
     return num_edits
+
+
+class _Found(NamedTuple):
+    """A loss that can be computed in parts."""
+
+    arguments: dict[str, Any]
+    end: _End
+    rows: int
+    num_bytes: int
+    """Of its logits, in the dtype of the loss."""
+    stand_ins: list[Unread]
+
+
+def _losses_of(gm: fx.GraphModule) -> list[fx.Node]:
+    found = gm.graph.find_nodes(op="call_function", target=functional.cross_entropy)
+    return [
+        each for each in found if isinstance(_value(each), Tensor) and _value(each).requires_grad
+    ]
+
+
+def _found(loss: fx.Node, fits: int, returns_stand_ins: bool) -> _Found:
+    """Return what a loss is made of; raise why it stays as it is."""
+    arguments = _arguments(loss)
+    end = _end_of(loss, arguments["input"])
+    if end.returned and not returns_stand_ins:
+        raise _Stays('the model returns them; compile.chunk_loss "always" is for that')
+    rows, num_bytes = _size(end)
+    if num_bytes <= fits:
+        raise _Stays(f"they fit, as they are {num_bytes:,} bytes")
+    return _Found(arguments, end, rows, num_bytes, [_unread(end, each) for each in end.returned])
+
+
+def _lift(gm: fx.GraphModule, checkpoint: fx.Node, fits: int, returns_stand_ins: bool) -> None:
+    """Move the end of a model out of an activation checkpoint, if it can then be computed in parts."""
+    body, outside = body_of(checkpoint), _losses_of(gm)
+    is_inside = body is not None and bool(_losses_of(body))
+    if not is_inside and checkpoint not in map(_maker_of, outside):
+        return
+    trial = copy_graph_module(gm, is_sketch=True)
+    twin = next(each for each in trial.graph.nodes if each.name == checkpoint.name)
+    losses = _losses_of(trial)
+    head = lift_tail(trial, twin, _last_head)
+    why = "they are in an activation checkpoint, and more than a loss is made of them"
+    for loss in [] if head is None else _losses_of(trial):
+        try:
+            found = _found(loss, fits, returns_stand_ins)
+        except _Stays as stays:
+            why = why if loss in losses else str(stays)
+            continue
+        if found.end.head is head:
+            lift_tail(gm, checkpoint, _last_head)
+            return
+    if is_inside:
+        note(gm, f"{checkpoint.name} makes its logits: {why}")
+
+
+def _maker_of(loss: fx.Node) -> Any:
+    """Return what makes the logits of a loss, before all known steps."""
+    node: Any = loss.args[0] if loss.args else loss.kwargs["input"]
+    while _is_step(node):
+        node = node.args[0]
+    return node
+
+
+def _last_head(graph: fx.Graph) -> fx.Node | None:
+    """Return the last product of a checkpoint's body, if nothing but a loss and sums of losses are made of it."""
+    products = [each for each in graph.nodes if each.target in (*_LINEAR, *_PRODUCT)]
+    if not products:
+        return None
+    behind, is_behind = {products[-1]}, False
+    for node in graph.nodes:
+        if node.op != "output" and not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+        is_behind |= node is products[-1]
+        if node.target in _MODES or (is_behind and written(node)):
+            return None  # it would be computed in another mode, or of other values
+    known = (*_LINEAR, *_PRODUCT, *_TIMES, *_OVER, *_TANH, *_CAST, *_VIEW, *_TURN, *_SUMS)
+    others = (operator.getitem, functional.cross_entropy)
+    return products[-1] if all(each.target in (*known, *others) for each in behind) else None
 
 
 def _value(node: fx.Node) -> Any:

@@ -225,9 +225,9 @@ SECOND_HALF: dict[str, str] = {
     "free_activation": "free_saved",
 }
 
-# DeepSpeed's `zero3_compile` stands for several passes of torchloom over gathers and reductions;
-# a list that names `bucket` chooses its place itself.
-BASIS: tuple[str, ...] = ("dedupe_gathers", "elide_copies", "cast_gathers")
+# DeepSpeed's `zero3_compile` stands for several passes of torchloom over losses, gathers and reductions;
+# a list that names `bucket` or `chunk_loss` chooses its place, and its options, itself.
+BASIS: tuple[str, ...] = ("chunk_loss", "dedupe_gathers", "elide_copies", "cast_gathers")
 COMMUNICATION: dict[str, tuple[str, ...]] = {
     "zero1": ("place", "bucket"),
     "zero2": ("place", "bucket"),

@@ -141,7 +141,7 @@ class Resolver:
         chosen: list[GraphPass] = []
         for item in items:
             found = self._resolved(item, known, where)
-            others = {each.name for each in chosen} | (said & {"bucket"})
+            others = {each.name for each in chosen} | (said & {"bucket", "chunk_loss"})
             chosen += [each for each in found if len(found) == 1 or each.name not in others]
         extra = [_lookup(name, known, where) for name in self.extra]
         extra.sort(key=lambda each: list(known).index(each.name))
