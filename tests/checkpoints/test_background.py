@@ -9,12 +9,14 @@ import threading
 import time
 
 import pytest
+import torch
 
 from support.checkpoints import leftovers, names_in, outcome, state_of
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom.checkpoints import write as writing
 from torchloom.checkpoints.choose import candidates
+from torchloom.checkpoints.service import Checkpoints
 
 
 def slow_disk(seconds):
@@ -216,3 +218,27 @@ def test_keys_of_the_config(tmp_path) -> None:
 
     run_ranks(2, fn)
     assert set(names_in(tmp_path)) - {".torchloom.lock"} == {"global_step2", "last", "latest"}
+
+
+class OnDevice(torch.Tensor):
+    """Says that it is on a GPU that is not the current one."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 1)
+
+
+def test_copies_are_waited_for_on_the_device_that_they_come_from(monkeypatch) -> None:
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(str(device)))
+    found = {}
+
+    class State:
+        def staged(self, copy):
+            found.update(a=copy("a", OnDevice([1.0, 2.0])), b=copy("b", torch.zeros(2)))
+
+    service = Checkpoints(agreement=None)
+    service._staging = {"a": torch.empty(2)}  # else it is made of pinned memory
+    service._staged(State())
+    assert waited == ["cuda:1"]
+    assert found["a"].tolist() == [1, 2]

@@ -213,8 +213,11 @@ class Checkpoints:
     def _staged(self, state: EngineSnapshot) -> EngineSnapshot:
         """Return the snapshot of copies in host memory, in that of the save before where it fits."""
         before, self._staging = self._staging, {}
+        devices: set[torch.device] = set()
 
         def copied(key: str, tensor: Tensor) -> Tensor:
+            if tensor.device.type == "cuda":
+                devices.add(tensor.device)  # which need not be the current one
             place = before.get(key)
             if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
                 is_cuda = tensor.device.type == "cuda"  # from pinned memory alone copies overlap
@@ -223,8 +226,8 @@ class Checkpoints:
             return place.copy_(tensor, non_blocking=True)
 
         staged = state.staged(copied)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        for device in devices:
+            torch.cuda.synchronize(device)
         return staged
 
     def _together(self, what: str, failure: str, action: Callable[[], dict[str, Any]]) -> Together:
