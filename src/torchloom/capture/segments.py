@@ -75,8 +75,7 @@ def _fold(graph: fx.Graph, nodes: Sequence[fx.Node], number: int) -> None:
     )
     with graph.inserting_before(nodes[0]):
         call = graph.call_function(lower_segment(segment), tuple(inputs))
-    call.meta["val"] = segment.outputs
-    after = call
+    after = call  # without a value: for each result Inductor's passes would look at all of them
     for index, node in enumerate(outputs):
         with graph.inserting_after(after):
             after = graph.call_function(operator.getitem, (call, index))
