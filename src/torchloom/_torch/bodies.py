@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from torchloom._torch.aot import boxed
+from torchloom.errors import RegionError
 
 ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST: Any = torch.amp.autocast_mode._exit_autocast
@@ -209,48 +210,97 @@ def _problem(meta: Any) -> str | None:
 
 PHASE: ContextVar[Callable[[str], None]] = ContextVar("phase", default=lambda name: None)
 """Told "layer" when Inductor begins to lower a body, and "rest" behind that."""
-GraphOfCall = Callable[..., tuple[str, fx.GraphModule]]
-"""(the call's arguments) -> a name for its body's code, and the body's graph."""
 
 
-def lower_calls(op: Any, graph_of: GraphOfCall) -> None:
-    """Let Inductor generate the code of a body once for all calls of an operator that name it.
+@dataclass(frozen=True)
+class Segment:
+    """A function of Inductor's generated code whose text is given: it calls operators and bodies."""
 
-    Args:
-        op: its third argument is the list of tensors that a body's graph takes, its fourth that of sizes.
-        graph_of: the body of a call.
-    """
-    from torch._inductor import lowering
+    name: str
+    inputs: Sequence[Any]
+    """Fake tensors and sizes, in the order of what it is called with."""
+    outputs: Sequence[torch.Tensor]
+    """Fake tensors; none shares memory with another or with an input."""
+    bodies: Mapping[str, fx.GraphModule]
+    """What the text calls, by the names that it calls them by: functions of one list, which they empty."""
+    lines: Sequence[str]
+    """Statements of a function of `args`, a list that it empties; they return a list."""
 
-    if op in lowering.lowerings:
-        return
 
-    @lowering.register_lowering(op, type_promotion_kind=None)
+def lower_segment(segment: Segment) -> Callable[..., list[Any]]:
+    """Return a target for a node, which Inductor calls with what it made of the node's arguments."""
+
     def lower(*args: Any) -> list[Any]:
         from torch._inductor import ir
         from torch._inductor.virtualized import V
 
-        name, graph_module = graph_of(*args)
-        graph: Any = V.graph
-        known = graph.__dict__.setdefault("_torchloom_bodies", {})
-        is_new = name not in known
-        if is_new:
-            known[name] = ir.Subgraph(name=name, graph_module=graph_module)
-            PHASE.get()("layer")
-        # Where Inductor reads the strides that a body's inputs must have, behind two arguments of its own: those
-        # that its code is generated for, not those of one call.
-        values = [each.meta["val"] for each in graph_module.graph.find_nodes(op="placeholder")]
-        graph.current_node.meta["eager_input_vals"] = ((None, None, *values), {})
-        with _nothing_donated():
-            results = ir.InvokeSubgraph.create(known[name], *args[2], *args[3])
-        for each in results:
-            # A body returns a tensor that begins where it does; torch 2.13 would add that offset once more.
-            if isinstance(each, ir.MultiOutput):
-                layout: Any = each.layout
-                layout.offset = 0
-        if is_new:
-            PHASE.get()("rest")
-        return [ir.TensorBox.create(each) for each in results]
+        parent: Any = V.graph
+        bodies = parent.__dict__.setdefault("_torchloom_bodies", {})
+        for name, graph_module in segment.bodies.items():
+            if name not in bodies:
+                bodies[name] = _lowered_body(parent, name, graph_module)
+        # Where Inductor reads the strides that inputs must have, behind two arguments of its own.
+        parent.current_node.meta["eager_input_vals"] = ((None, None, *segment.inputs), {})
+        code: Any = _SegmentCode(segment, parent, [bodies[name] for name in segment.bodies])
+        made = ir.Subgraph(name=segment.name, graph_module=parent.module, graph=code)
+        return [ir.TensorBox.create(each) for each in ir.InvokeSubgraph.create(made, *args)]
+
+    lower.__name__ = segment.name
+    lower._inductor_lowering_function = True  # type: ignore[attr-defined]  how Inductor knows a lowering
+    return lower
+
+
+class _SegmentCode:
+    """What Inductor's wrapper asks of the graph of a function that it calls."""
+
+    def __init__(self, segment: Segment, parent: Any, bodies: Sequence[Any]) -> None:
+        from torch._inductor import ir
+
+        self.name = parent.qualify_name(segment.name)
+        self._lines, self._parent, self._bodies = segment.lines, parent, bodies
+        layouts = map(ir.FallbackKernel.tensor_to_layout, segment.outputs)
+        self.graph_outputs = [ir.Buffer(name=None, layout=layout) for layout in layouts]
+
+    def codegen(self) -> tuple[Any, None]:
+        """Write the function, behind those that it calls."""
+        from torch._inductor.utils import IndentedBuffer, ValueWithLineMap
+        from torch._inductor.virtualized import V
+
+        with V.set_graph_handler(self._parent):
+            for body in self._bodies:
+                self._parent.wrapper_code.codegen_subgraph_common(body)
+        text = IndentedBuffer()
+        text.writeline(f"def {self.name}(args):")
+        with text.indent():
+            text.writelines(self._lines)
+        return ValueWithLineMap(text.getvalue(), []), None
+
+
+def _lowered_body(parent: Any, name: str, graph_module: fx.GraphModule) -> Any:
+    """Let Inductor lower a body's graph.
+
+    Raises:
+        RegionError: it lays a result out in another way than the graph, by which whoever reads it goes.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    PHASE.get()("layer")
+    values = [each.meta["val"] for each in graph_module.graph.find_nodes(op="placeholder")]
+    output = graph_module.graph.output_node()
+    results: Any = output.args[0]
+    layouts = [ir.FallbackKernel.tensor_to_layout(each.meta["val"]) for each in results]
+    # Without these two, Inductor may pad results or choose another order of their dims.
+    output.meta["user_visible_output_idxs"] = range(len(results))
+    output.meta["original_output_strides"] = [each.meta["val"].stride() for each in results]
+    graph = parent.make_subgraph(gm=graph_module, example_inputs=values, subgraph_name=name)
+    with _nothing_donated(), V.set_graph_handler(graph):
+        graph.run(*values)
+    PHASE.get()("rest")
+    for node, made, wanted in zip(results, graph.graph_outputs, layouts, strict=True):
+        if not ir.significant_strides_equal(made.get_stride(), wanted.stride, wanted.size):
+            raise RegionError(f"Inductor lays result {node} of a body out otherwise than its graph")
+    return ir.Subgraph(name=name, graph_module=graph_module, graph=graph)
 
 
 @contextmanager

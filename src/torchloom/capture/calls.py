@@ -15,7 +15,6 @@ A gathered weight is a view of what the collective fills, so there are two such 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +22,15 @@ from typing import Any
 from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchloom._torch.bodies import PHASE, lower_calls, post_grad_passes
+from torchloom._torch.bodies import PHASE, post_grad_passes
 from torchloom._torch.operators import OpOverload
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture.hooks import Bodies, Partition, WeaveHooks
+from torchloom.capture.segments import fold_segments
 from torchloom.graph import args_of, is_view_op, value_of
 from torchloom.ops.regions import (
     CalledHalf,
     body_of,
-    half_of_call,
     half_of_node,
     inputs_of,
     is_call_of_body,
@@ -201,15 +200,8 @@ def prepare_calls(gm: fx.GraphModule, phase: Callable[[str], None]) -> None:
     """
     PHASE.set(phase)
     for node in view_inside(gm):
-        lower_calls(node.target, functools.partial(_named_half, node.target))
         half = half_of_node(node)
         if _IS_READY not in half.graph_module.meta:
             half.graph_module.meta[_IS_READY] = True
             post_grad_passes(half.graph_module, is_inference=half.kind == "inference")
-
-
-def _named_half(
-    op: Any, name: str, call: int, operands: Any, sizes: Any, trains: bool = False
-) -> tuple[str, fx.GraphModule]:
-    half = half_of_call(op, name, trains)
-    return half.name, half.graph_module
+    fold_segments(gm)

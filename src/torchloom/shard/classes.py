@@ -66,37 +66,35 @@ def _facts(spec: ParamSpec) -> tuple[Any, ...]:
 
 
 def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
-    """Build the property's function; everything that it closes over is a constant to Dynamo."""
-    shape, dtype, wire = list(spec.shape), spec.compute_dtype, spec.wire_dtype
+    """Build the property's function; everything that it closes over is a constant to Dynamo.
 
-    def gather(self: Any) -> Tensor:
-        return ops.gather(
-            self._parameters[attr], shape, dtype, wire, handle, self._loom_names[attr]
-        )
+    Dynamo spends about a millisecond for each Python function that a property calls, in each layer.
+    """
+    shape, dtype, wire = torch.Size(spec.shape), spec.compute_dtype, spec.wire_dtype
+    is_sharded = spec.mode == "sharded"
 
-    def replicate(self: Any) -> Tensor:
-        return ops.replicate(self._parameters[attr], dtype, wire, handle, self._loom_names[attr])
+    def gather(param: Tensor, name: str) -> Tensor:
+        return ops.gather(param, list(shape), dtype, wire, handle, name)
 
-    def cast(self: Any) -> Tensor:
+    def replicate(param: Tensor, name: str) -> Tensor:
+        return ops.replicate(param, dtype, wire, handle, name)
+
+    def cast(param: Tensor, name: str) -> Tensor:
         if torch.compiler.is_compiling():
-            return ops.cast(self._parameters[attr], dtype, self._loom_names[attr])
-        return self._parameters[attr].to(dtype)
+            return ops.cast(param, dtype, name)
+        return param.to(dtype)
 
     make = {"sharded": gather, "synced": replicate, "whole": cast}[spec.mode]
 
-    is_whole = spec.mode != "sharded"
-
-    def is_given(weight: Tensor) -> bool:
-        """Say whether somebody put a whole weight of his own in the parameter's place."""
-        if spec.mode == "sharded":
-            return list(weight.shape) == shape
-        return not isinstance(weight, nn.Parameter)
-
     def noted(self: Any) -> Tensor:
-        weight = self._parameters[attr]
-        if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
-            return weight.to(dtype)
-        return _handed_out(make, self, attr, weight if is_whole else None)
+        param = self._parameters[attr]
+        # Somebody put a whole weight of his own there, as torch.func.functional_call does: its gradient is nobody else's.
+        if param.shape == shape if is_sharded else not isinstance(param, nn.Parameter):
+            return param.to(dtype)
+        name = self._loom_names[attr]
+        if torch.compiler.is_compiling():
+            return make(param, name)
+        return _handed_out(make, param, name, is_whole=not is_sharded)
 
     if not spec.is_tied or spec.mode == "whole":
         return noted
@@ -112,19 +110,16 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
 
 
 def _handed_out(
-    make: Callable[[Any], Tensor], module: Any, attr: str, param: nn.Parameter | None
+    make: Callable[[Tensor, str], Tensor], param: nn.Parameter, name: str, *, is_whole: bool
 ) -> Tensor:
-    """Return a weight as its module gives it: to compiled code, inside of an eager forward, or outside of any."""
-    if torch.compiler.is_compiling():
-        return make(module)
-    held = HELD.get(id(module._parameters[attr]))
+    """Return a weight as its module gives it to eager code, inside of a forward or outside of any."""
+    held = HELD.get(id(param))
     if held is not None:
         return held
-    name = module._loom_names[attr]
     if WRITES.is_open or modes.transform_level() is not None or in_module_call():
-        return WRITES.note(make(module), name)
+        return WRITES.note(make(param, name), name)
     with POSITION.gathering("outside of a forward"):
-        return weight_copy(make(module), param, name)
+        return weight_copy(make(param, name), param if is_whole else None, name)
 
 
 def _rnn_weights(self: nn.RNNBase) -> list[Tensor]:

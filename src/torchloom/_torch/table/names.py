@@ -198,11 +198,13 @@ NEEDED = {
     """,
     "with Inductor, graphs whose layers repeat fail: set `compile.regions` to false": """
         torch._inductor.compile_fx _recursive_post_grad_passes
-        torch._inductor.ir MultiOutput Subgraph
+        torch._inductor.graph: _inductor_lowering_function original_output_strides user_visible_output_idxs
+        torch._inductor.ir Buffer Subgraph significant_strides_equal
+        torch._inductor.ir.FallbackKernel tensor_to_layout
         torch._inductor.ir.InvokeSubgraph create
         torch._inductor.ir.TensorBox create
-        torch._inductor.lowering lowerings register_lowering
-        torch._inductor.virtualized.V graph
+        torch._inductor.utils IndentedBuffer ValueWithLineMap
+        torch._inductor.virtualized.V graph set_graph_handler
     """,
     "stored programs that are not plain text cannot be loaded": """
         torch._inductor.codecache.CppCodeCache _load_library
