@@ -82,6 +82,8 @@ def fsdp2_keeps_gib(run: Published, num_params: int) -> dict[str, float]:
         "the last layer, gathered throughout": 2 * 218_112_000,
         "logits in bf16, a hole that logits in fp32 do not fit": 2 * tokens * vocab,
     }
-    if run.eager:  # what checkpointing is told to save it saves, needed or not: the last product of each layer
+    if (
+        run.eager
+    ):  # what checkpointing is told to save it saves, needed or not: the last product of each layer
         found["results of w2"] = 2 * tokens * dim * layers
     return {what: size / 2**30 for what, size in found.items()}

@@ -26,14 +26,14 @@ from torchloom.log import get_logger
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.ragged import SharedPlan
-from torchloom.pipeline.registry import option_of
+from torchloom.pipeline.registry import offloadable_params, option_of
 from torchloom.runtime import Communicator, WeightStore, make_store
 from torchloom.runtime.lines import tell_graph
 from torchloom.runtime.transports import shm
 from torchloom.shard import layout_of, owners_of
 from torchloom.step.compiled import CompiledStep, start_compiled
 from torchloom.step.description import StepDescription
-from torchloom.step.interfaces import Driver
+from torchloom.step.interfaces import SHARDS, Driver
 from torchloom.step.planner import TRANSIT, costs_of, make_planner
 from torchloom.step.standing import standing_of, standing_parts
 
@@ -70,7 +70,13 @@ def build_step(
     driver.host.follow([each.name for each in entry.passes])
     accumulates, may_wait = description.accumulates, description.may_wait
     with driver.as_shards():  # optimizer states have the shapes of what the optimizer steps
-        parts = standing_parts(model, optimizer, accumulates=accumulates, waits=may_wait.states)
+        parts = standing_parts(
+            model,
+            optimizer,
+            accumulates=accumulates,
+            waits=may_wait.states,
+            on_host=offloadable_params(description.layout) if SHARDS in driver.host.names else (),
+        )
         standing = standing_of(
             model,
             optimizer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import WorkspaceTable, distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates
-from torchloom.runtime.host import is_on_host
 from torchloom.shard.leaf_modules import leaf_bytes
 
 logger = get_logger(__name__)
@@ -24,6 +23,7 @@ _COUNTER_BYTES = 4
 """An optimizer's count of steps, for each parameter; where it has made states, it is among them."""
 _RESERVE_BYTES = 16 << 10
 """For losses, norms, scales and random states, which are not planned one by one."""
+_UNLIMITED_BYTES = 1 << 60
 
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
@@ -60,7 +60,7 @@ class Standing:
     update_bytes: int = 0
     """Memory that the optimizer's step allocates for itself."""
     states: HostStates | None = None
-    """What may move to the host to keep the budget."""
+    """What may wait on the host; all of it does where no budget leaves room."""
 
     @property
     def step_bytes(self) -> int:
@@ -99,9 +99,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
     gradients, update = 0 if accumulates else _trained_bytes(model), 0
-    if budget_bytes is None:
-        return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
-    if not may_wait.states:
+    if budget_bytes is not None and not may_wait.states:
         update = ranks.most(
             "bytes of the optimizer's step", _optimizer_bytes(optimizer, workspaces)
         )
@@ -110,7 +108,9 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         states = _host_states(
             optimizer,
             ranks,
-            step_bytes=budget_bytes - base - gradients,
+            step_bytes=(_UNLIMITED_BYTES if budget_bytes is None else budget_bytes)
+            - base
+            - gradients,
             may_wait=may_wait,
         )
     return Standing(
@@ -123,7 +123,12 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
 
 
 def standing_parts(
-    model: nn.Module, optimizer: Optimizer | None, *, accumulates: bool, waits: bool
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    accumulates: bool,
+    waits: bool,
+    on_host: Collection[str] = (),
 ) -> Parts:
     """Return (kind, layer, bytes) of what lives on this rank's device between steps.
 
@@ -134,16 +139,18 @@ def standing_parts(
         optimizer: its states; None: there are none.
         accumulates: whether gradients stay from one micro-step to the next, and count.
         waits: whether optimizer states wait on the host, where they do not count.
+        on_host: names of the parameters whose shards wait there.
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     layers: dict[int, str] = {}
-    for kind, layer, tensor in _tensors(model):
+    for kind, name, tensor in _tensors(model):
+        layer = name.rpartition(".")[0]
         key = tensor.untyped_storage()._cdata
         if key in layers:
             continue
         layers[key] = layer
         num_bytes = int(tensor.untyped_storage().nbytes())
-        if not is_on_host(tensor):
+        if name not in on_host:
             sums[kind, layer] += num_bytes
         if accumulates and tensor.requires_grad:
             sums[GRADIENTS, layer] += num_bytes
@@ -154,9 +161,9 @@ def standing_parts(
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for name, param in model.named_parameters():
-        yield PARAMETERS, _layer_of(name), param
+        yield PARAMETERS, name, param
     for name, buffer in model.named_buffers():
-        yield BUFFERS, _layer_of(name), buffer
+        yield BUFFERS, name, buffer
 
 
 def _of_optimizer(
@@ -175,10 +182,6 @@ def _of_optimizer(
             if not waits:
                 made = distinct_bytes(optimizer.state.get(leaf, {}).values())
                 yield STATES, layer, made or num_states * leaf.numel() * leaf.element_size()
-
-
-def _layer_of(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _host_states(
