@@ -1,7 +1,8 @@
 """How far simulated training steps are from published ones, and what a simulation costs.
 
-    python bench/simulate.py                 all runs, overlap at real sizes, cost; about ten minutes of one core
-    python bench/simulate.py --only costs    one part: published, overlap or costs
+    python bench/simulate.py                 all runs, overlap at real sizes, cost; about ten minutes of one core; and
+                                             steps of 2 and 3 real ranks of this machine, ten minutes of all cores
+    python bench/simulate.py --only costs    one part: published, overlap, costs or steps
 
 Each simulation is a process of its own. No GPU is needed. Writes `simulate.json`.
 """
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from _environment import snapshot
-from _published import RUNS, Published
+from _published import RUNS, Published, fsdp2_keeps_gib
+from _real_steps import STEPS, compare_steps
 
-_PARTS = "published", "overlap", "costs"
+_PARTS = "published", "overlap", "costs", "steps"
 _LARGE = {"device": "h100-80gb", "network": "nvlink+ib400"}
 OVERLAP: tuple[dict[str, Any], ...] = (
     {"model": "llama-8b", "ranks": 8, "seq_len": 8192, "micro_batch": 2, **_LARGE},
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     for part, runs in (("overlap", OVERLAP), ("costs", COSTS)):
         if options.only in (None, part):
             record[part] = [_told(run, _ask(run)) for run in runs]
+    if options.only in (None, "steps"):
+        record["steps"] = [compare_steps(case) for case in STEPS]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "simulate.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0
@@ -72,7 +76,15 @@ def _compare() -> dict[str, Any]:
         error = found["tokens_per_s"] / run.tokens_per_s - 1
         peak = found["peak_bytes"] / 2**30
         rows.append({**asdict(run), "simulated": found, "error": error})
-        published_peak = "" if run.peak_gib is None else f", peak {peak:.1f} of {run.peak_gib} GiB"
+        published_peak = ""
+        if run.peak_gib is not None:
+            kept = fsdp2_keeps_gib(run, found["num_params"])
+            rows[-1]["fsdp2_keeps_gib"] = kept
+            beside = sum(kept.values())
+            published_peak = (
+                f", peak {peak:.1f} GiB and {beside:.1f} that FSDP2 keeps beside: "
+                f"{(peak + beside) / run.peak_gib - 1:+.1%} of {run.peak_gib} reserved"
+            )
         print(
             f"{run.source} {run.model:12} {run.ranks:4} x {run.device:10} {run.checkpointing:9} "
             f"{run.tokens_per_s:7,.0f} tokens/s, simulated {found['tokens_per_s']:7,.0f}: {error:+6.1%}"

@@ -9,7 +9,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from torchloom.cli.calibrate import calibrate, measure_collectives
+from torchloom.cli.calibrate import calibrate, measure_collectives, measure_load
 from torchloom.costs import (
     NETWORKS,
     CostTable,
@@ -104,10 +104,16 @@ def test_collectives_are_timed_on_all_ranks(run_ranks, world_size: int) -> None:
                 assert collective_us(kind, small, world_size, table) == small_us
 
 
+def test_what_compute_loses_to_collectives_is_a_part_of_their_time(run_ranks) -> None:
+    loads = run_ranks(2, lambda rank: measure_load(torch.device("cpu"), quick=True))
+    assert all(0.0 <= each <= 1.0 for each in loads)
+
+
 def test_ranks_write_one_table(monkeypatch, tmp_path, capfd) -> None:
     """The command itself, with the launcher's ranks."""
     out = tmp_path / "two.json"
     result = run("--nproc", "2", "--quick", "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "all_gather/2" in load_table(path=out).collectives
+    assert 0.0 <= load_table(path=out).figures["gloo_load"] <= 1.0
     assert capfd.readouterr().out.count("fused AdamW") == 1  # rank 0 speaks for the run

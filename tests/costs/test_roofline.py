@@ -62,6 +62,21 @@ def test_products() -> None:
     assert node_us(forward, TABLE) == pytest.approx(3.0 + 284.0)
 
 
+def test_products_of_experts() -> None:
+    """8 rows of 16 for 2 experts with matrices of 16 x 32; the gradients are as large."""
+
+    def of_experts(x, w):
+        ends = torch.arange(3, 9, 5, dtype=torch.int32)
+        return torch._grouped_mm(x, w, offs=ends)
+
+    rows, weights = (torch.randn(*shape).bfloat16() for shape in ((8, 16), (2, 16, 32)))
+    graph = traced(with_gradient(of_experts), rows, weights)
+    products = graph.find_nodes(op="call_function", target=aten._grouped_mm.default)
+    assert [node_flops(node) for node in products] == [2 * 8 * 16 * 32] * 3
+    batched = traced(torch._grouped_mm, torch.randn(2, 8, 16).bfloat16(), weights)
+    assert node_flops(only(batched, aten._grouped_mm.default)) == 2 * 2 * 8 * 16 * 32
+
+
 def test_a_large_product_is_bound_by_its_flops() -> None:
     graph = traced(torch.mm, torch.randn(64, 2048), torch.randn(2048, 64))
     row = dataclasses.replace(ROW, memory_bytes_per_s=1e12)

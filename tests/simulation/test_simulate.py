@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,12 @@ from torchloom.costs import NETWORKS, CostTable, collective_us, device_row
 from torchloom.costs.collectives import network_row
 from torchloom.costs.store import table_from_json, table_to_json
 from torchloom.errors import ConfigError, PlanError
+from torchloom.loop.plan_check import foretold
+from torchloom.memory import measure_peak
 from torchloom.recipes.train.model import Llama, LlamaConfig
 from torchloom.simulation import Simulation, simulate
 from torchloom.simulation.choices import choices_of, table
+from torchloom.simulation.models import simulated_model
 
 SIZES = LlamaConfig(
     vocab_size=301, dim=48, num_layers=6, num_heads=4, hidden_dim=136, max_seq_len=40
@@ -67,25 +71,83 @@ def test_the_plan_is_that_of_real_ranks_to_the_byte(
     free = found_by()
     budget = free.standing_bytes + (free.peak_bytes - free.standing_bytes) * 7 // 10
 
-    def train(rank: int) -> tuple[str, list[str], dict[str, float]]:
+    def train(rank: int) -> tuple[str, list[str], dict[str, float], float | None]:
         torch._dynamo.reset()
         engine, *_ = torchloom.initialize(model=Llama(SIZES), config=settings(budget))
         engine.compile()
         engine.backward(engine(*batch()))
         engine.step()
         report = engine.compile_report()
-        return engine.plan().to_json(), report.fallbacks, report.exposed_ms
+        told = foretold(engine._compiled.session, 1)
+        return engine.plan().to_json(), report.fallbacks, report.exposed_ms, told.seconds
 
     with pytest.MonkeyPatch.context() as patch:
         # Ranks would read what this machine has measured, which is not the table above.
         patch.setattr("torchloom.step.planner.load_table", lambda device: table)
-        (plan, fallbacks, exposed_ms), *others = run_ranks(world_size, train)
-    assert fallbacks == [] and all(each == (plan, [], exposed_ms) for each in others)
+        first, *others = run_ranks(world_size, train)
+    plan, fallbacks, exposed_ms, seconds = first
+    assert fallbacks == [] and all(each == first for each in others)
     found = found_by(budget)
     assert found.plan is not None and found.plan.to_json() == plan
     assert found.fits and found.peak_bytes <= budget < free.peak_bytes
     exposed = {what: 1e3 * seconds for what, seconds in found.exposed_by.items()}
     assert exposed_ms and exposed == pytest.approx(exposed_ms)
+    assert seconds == pytest.approx(found.compute_s + found.exposed_s + found.loaded_s)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_weights_that_wait_on_the_host_peak_as_on_real_ranks(accumulation: int) -> None:
+    table = CostTable(network=NETWORKS["gloo"])
+
+    def settings(budget: int | None = None, **zero: Any) -> dict:
+        made = {**config(3, budget), "gradient_accumulation_steps": accumulation}
+        return {**made, "zero_optimization": {**made["zero_optimization"], **zero}}
+
+    def found_by(budget: int | None = None, **zero: Any) -> Simulation:
+        made = lambda: Llama(SIZES)  # noqa: E731
+        return simulate(made, batch(), settings(budget, **zero), world_size=2, costs=table)
+
+    waits = {"offload_param": {"device": "cpu"}}
+    both = {**waits, "offload_optimizer": {"device": "cpu"}}
+    here, there, all_there = found_by(), found_by(**waits), found_by(**both)
+    shards = here.peak_by_kind["parameters"] - there.peak_by_kind["parameters"]
+    assert here.standing_bytes - there.standing_bytes == shards > 0
+    assert all_there.standing_bytes < there.standing_bytes
+    assert here.update_s < there.update_s < all_there.update_s  # they stream through the step
+    assert here.exposed_s + here.loaded_s < there.exposed_s + there.loaded_s
+    budget = there.standing_bytes + (there.peak_bytes - there.standing_bytes) * 8 // 10
+
+    def train(rank: int) -> tuple[str, int, int]:
+        torch._dynamo.reset()
+        engines = []
+        for asked in (settings(**waits), settings(budget, **waits)):
+            engine, *_ = torchloom.initialize(model=Llama(SIZES), config=asked)
+            engine.compile()
+            measured = 0
+            for number in range(2 * accumulation):
+                ids = batch()
+
+                def micro_step(engine=engine, ids=ids) -> None:
+                    engine.backward(engine(*ids))
+
+                if number < accumulation:
+                    micro_step()  # compiles
+                else:
+                    measured = max(measured, measure_peak(micro_step).peak_bytes)
+                engine.step()
+            engines.append((engine, measured))
+        (_, free), (planned, kept) = engines
+        return planned.plan().to_json(), free, kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchloom.step.planner.load_table", lambda device: table)
+        results = run_ranks(2, train)
+    found = found_by(budget, **waits)
+    assert found.plan is not None and all(each[0] == found.plan.to_json() for each in results)
+    assert found.fits
+    (graph,) = found.plan.graphs
+    free = there.peak_bytes - there.standing_bytes - graph.batch_bytes
+    assert [each[1:] for each in results] == [(free, graph.peak_bytes)] * 2
 
 
 def test_what_is_said_of_a_step() -> None:
@@ -119,6 +181,15 @@ def test_more_ranks_hold_less_and_wait_longer() -> None:
     assert many.standing_bytes < few.standing_bytes
     assert many.network_s > few.network_s
     assert many.compute_s == few.compute_s
+
+
+def test_what_collectives_take_from_compute_is_what_was_measured() -> None:
+    def over(**figures: float) -> Simulation:
+        return simulated(2, costs=CostTable(network=NETWORKS["gloo"], figures=figures))
+
+    free, half, whole = over(gloo_load=0.0), over(), over(gloo_load=1.0)
+    assert free.loaded_s == 0 < half.loaded_s
+    assert whole.loaded_s == pytest.approx(half.loaded_s / NETWORKS["gloo"].load)
 
 
 def test_other_stages_keep_more_and_reduce_behind_backward() -> None:
@@ -224,14 +295,30 @@ def test_refusals_say_what_to_do() -> None:
         simulate(
             lambda: torch.nn.Linear(3, 3), (torch.ones(3),), config(0), world_size=2, loss=no_loss
         )
-    with pytest.raises(PlanError, match="simulate without it"):
-        offloads = {"stage": 3, "offload_param": {"device": "cpu"}}
-        settings = {**config(), "zero_optimization": offloads}
-        simulate(lambda: Llama(SIZES), batch(), settings, world_size=4)
     with pytest.raises(PlanError, match="reads values of tensors"):
         simulate(Branch, (torch.ones(3, 3),), config(), world_size=4)
     with pytest.raises(PlanError, match="infeasible"):
         simulated(2, budget=1 << 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "words"),
+    [
+        ("BertForMaskedLM", {}, ""),
+        ("BertForMaskedLM", {"max_position_embeddings": 16}, "16 learned positions"),
+        ("BertForQuestionAnswering", {}, "no language model that returns its loss"),
+    ],
+)
+def test_a_folder_of_hugging_face(tmp_path, kind: str, more: dict, words: str) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 1, "vocab_size": 30, **more}
+    record = {"model_type": "bert", "architectures": [kind], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    if words:
+        with pytest.raises(ConfigError, match=words):
+            simulated_model(str(tmp_path), 2, 24)
+    else:
+        assert type(simulated_model(str(tmp_path), 2, 24).module).__name__ == kind
 
 
 def test_two_levels_of_links() -> None:
@@ -301,5 +388,9 @@ def test_the_command(tmp_path) -> None:
     svg = drawn.read_text()
     assert svg.startswith("<svg") and "4 settings on h100-80gb" in svg
     assert svg.count("<circle") >= 4 + 1  # each combination, and the key
-    wrong = run("--world-size", "eight")
-    assert wrong.exit_code != 0
+    measured = tmp_path / "measured.json"
+    measured.write_text(table_to_json(CostTable()))
+    here = run("--world-size", "8", "--costs", str(measured), "--json")
+    assert json.loads(here.stdout)[0]["device"] == "cpu"
+    for wrong in (["--world-size", "eight"], ["--world-size", "8", "--seq-len", "0"]):
+        assert run(*wrong).exit_code != 0

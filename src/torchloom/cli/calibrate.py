@@ -30,6 +30,7 @@ from torchloom.costs import (
     CostTable,
     calibrate_device,
     find_device,
+    load_figure,
     load_table,
     machine_facts,
     save_table,
@@ -99,9 +100,12 @@ def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) ->
     table = load_table(device)
     if launch.world_size > 1:
         join_ranks(device)
-    table.device, table.figures = calibrate_device(device, quick)
+    table.device, figures = calibrate_device(device, quick)
+    table.figures |= figures
     if launch.world_size > 1:
         table.collectives |= measure_collectives(device, quick)
+        if device.type == "cpu":
+            table.figures[load_figure("gloo")] = measure_load(device, quick)
     table = shared_table(table, "max")
     if launch.rank == 0:
         table.figures["calibrated_in_s"] = time.perf_counter() - started
@@ -208,6 +212,51 @@ def measure_collectives(
             points.append((4 * numel, _median_us(collective, whole, part)))
         found[f"{kind}/{world_size}"] = points
     return found
+
+
+_LOAD_BYTES = 16 << 20
+"""Whole tensors of the collectives that run beside products."""
+
+
+def measure_load(device: torch.device, quick: bool = False) -> float:
+    """Return the part of a collective's time that products beside it lose, from 0 to 1; all ranks must call.
+
+    With a core for each rank alone it is nearly 1: what carries the messages runs on the cores that compute.
+
+    Args:
+        device: where the tensors are.
+        quick: use small operands.
+    """
+    world_size, side = dist.get_world_size(), 64 if quick else 512
+    group = dist.group.WORLD
+    assert group is not None, "there are ranks"
+    comm, f32 = get_communicator(group), torch.float32
+    numel = (_QUICK_SIZES[-1] if quick else _LOAD_BYTES) // 4 // world_size
+    whole, part = (torch.randn(n, device=device) for n in (numel * world_size, numel))
+    a = torch.randn(side, side, device=device)
+
+    def transfers(beside: Callable[[], None] = lambda: None) -> None:
+        gather = comm.begin_gather([part], f32, ("probe",))
+        reduce = comm.begin_reduce([whole], [numel], f32, f32, ("probe",))
+        beside()
+        comm.wait(gather)
+        comm.wait(reduce)
+
+    def products() -> None:
+        for _ in range(40):  # a few times as long as the transfers
+            torch.mm(a, a)
+
+    calls = transfers, products, lambda: transfers(products)
+    rounds = [[_once_us(call) for call in calls] for _ in range(8)][1:]
+    alone_us, products_us, both_us = (statistics.median(each) for each in zip(*rounds, strict=True))
+    return min(1.0, max(0.0, (both_us - products_us) / alone_us))
+
+
+def _once_us(call: Callable[[], None]) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - started)
 
 
 def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Collective]:

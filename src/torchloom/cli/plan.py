@@ -60,6 +60,10 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     network: Annotated[
         str, typer.Option(help="Such as nvlink, or nvlink+ib400 for several hosts of eight.")
     ] = "nvlink+ib400",
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Measured figures instead, as `torchloom calibrate --out` writes them."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Of the training run; the options below win over it.")
     ] = None,
@@ -82,7 +86,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     eager: Annotated[
         bool, typer.Option("--eager", help="Count elementwise operators one by one, not fused.")
     ] = False,
-    seq_len: Annotated[int, typer.Option(help="Tokens of a sample.")] = 4096,
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sample.")] = 4096,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the plan, which `compile.plan` follows."),
@@ -97,9 +101,11 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     Nothing is allocated and nothing runs but the compiler. A list in an option makes a table of all combinations,
     the fastest that fits first.
     """
+    from torchloom.costs import load_table
     from torchloom.simulation.choices import choices_of, frontier_chart, simulate_choice, table
 
     base, source = _config_of(config), _model_of(model)
+    measured = None if costs is None else load_table(path=costs)
     choices = choices_of(
         base,
         world_size,
@@ -116,7 +122,13 @@ def simulate(  # noqa: PLR0913  each is an option of the command
             typer.echo(f"{number + 1} of {len(choices)}: {choice.text()}", err=True)
         try:
             one = simulate_choice(
-                choice, source, seq_len, device=device, network=network, eager=eager
+                choice,
+                source,
+                seq_len,
+                device=device,
+                network=network,
+                costs=measured,
+                eager=eager,
             )
             found.append((choice, one))
         except PlanError as error:

@@ -20,8 +20,10 @@ from torchloom.costs.table import (
     CostTable,
     graph_us,
     link_us,
+    load_figure,
     measured_us,
     node_us,
+    over_network,
 )
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "find_device",
     "graph_us",
     "link_us",
+    "load_figure",
     "load_table",
     "machine_facts",
     "measured_us",
@@ -44,6 +47,7 @@ __all__ = [
     "node_key",
     "node_traffic_bytes",
     "node_us",
+    "over_network",
     "roofline_us",
     "save_table",
     "shared_table",

@@ -3,7 +3,7 @@
     time = launch + max(FLOPs / gemm rate, bytes / memory rate)
 
 FLOPs of products, convolutions and attention, forward and backward, are torch's own formulas
-(`torch.utils.flop_counter`), with more for CPU attention and our own product. All else moves bytes: what it reads
+(`torch.utils.flop_counter`), with more for CPU attention, products of experts and our own product. All else moves bytes: what it reads
 plus what it writes. Views cost nothing. Sizes that are not known count as what the trace saw.
 """
 
@@ -187,7 +187,15 @@ def _chunked_loss(args: Any) -> int:
     return 2 * rows.numel() * weight.shape[0] * (1 + sum(wanted[:2]))
 
 
+def _grouped_product(args: Any) -> int:
+    """Return the FLOPs of one product for each expert; one matrix, or the inner dim, holds the rows of all in turn."""
+    left, right = (tensor.shape for tensor in args[:2])
+    num_products = left[0] if len(left) == len(right) == 3 else 1
+    return 2 * num_products * left[-2] * left[-1] * right[-1]
+
+
 _FORMULAS = {
+    aten._grouped_mm.default: _grouped_product,  # torch's own counter knows none
     chunked_loss: _chunked_loss,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _cpu_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _cpu_attention_backward,

@@ -7,11 +7,11 @@ there are none.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from torchloom.costs.collectives import CollectiveTimes
+from torchloom.costs.collectives import CollectiveTimes, Network
 from torchloom.costs.hardware import DEVICES, Device, LinkKind
 from torchloom.costs.measure import can_measure, measure_node
 from torchloom.costs.roofline import is_computed, roofline_us
@@ -54,6 +54,22 @@ class CostTable(CollectiveTimes):
                 self.ops[key] = found
                 num_measured += 1
         return num_measured
+
+
+def load_figure(network: str) -> str:
+    """Return the name of the figure that says what collectives over a network take from compute beside them."""
+    return f"{network}_load"
+
+
+def over_network(table: CostTable, network: Network) -> CostTable:
+    """Return a table for ranks that talk over a network; what its collectives take from compute as it was measured.
+
+    Args:
+        table: of this machine.
+        network: a row of `NETWORKS`; its own figure counts where nothing was measured.
+    """
+    load = table.figures.get(load_figure(network.name), network.load)
+    return replace(table, network=replace(network, load=load))
 
 
 def node_us(node: fx.Node, table: CostTable) -> float:

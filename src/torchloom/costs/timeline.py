@@ -162,9 +162,20 @@ class _Compute:
 def transfer_name(start: fx.Node) -> str:
     """Return what a node transfers, in words: the operation, and the first of its parameters or values."""
     kind = str(start.target).split(".")[1].removesuffix("_start")
-    names = args_of(start)[1] if start.target in _COLLECTIVES else [start.name]
+    names = args_of(start)[1] if start.target in _COLLECTIVES else _moved_names(start)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{kind} {names[0]}{more}"
+
+
+def _moved_names(start: fx.Node) -> list[str]:
+    """Return the parameters whose shards a copy brings for a gather; of another copy the name of its node."""
+    found = [
+        args_of(user)[1][args_of(user)[0].index(arrived)]
+        for arrived in start.users
+        for user in arrived.users
+        if user.target is ops.gather_start
+    ]
+    return found or [start.name]
 
 
 def transfer_us(start: fx.Node, table: CostTable, world_size: int, copies: int = 1) -> float:

@@ -42,7 +42,8 @@ class Foretold(NamedTuple):
 
     peak_bytes: int
     seconds: float | None
-    """Of all forward and backward passes; None where one step may not run all graphs."""
+    """Of all forward and backward passes as they were woven, without the update; None where one step may not run all
+    graphs, or a graph was not timed."""
     digest: str
     """Of the plan."""
 
@@ -59,13 +60,14 @@ def foretold(session: CompileSession, micro_steps: int) -> Foretold | None:
     plan = session.plan()
     if not plan.graphs or session.recordings is not None:
         return None
-    running = {id(each) for each in plan.graphs}
-    kinds = [each.kind for each in session.report.graphs if id(each.plan) in running]
+    planned = {id(each) for each in plan.graphs}
+    running = [each for each in session.report.graphs if id(each.plan) in planned]
     # Graphs of one kind are for batches of other sizes, of which a step runs one.
-    is_whole = len(set(kinds)) == len(kinds)
-    step_us = sum(each.step_us for each in plan.graphs)
+    is_whole = len({each.kind for each in running}) == len(running)
+    times = [each.times.total_us for each in running if each.times is not None]
+    is_whole &= len(times) == len(running)
     return Foretold(
-        plan.peak_bytes, 1e-6 * micro_steps * step_us if is_whole else None, plan.digest
+        plan.peak_bytes, 1e-6 * micro_steps * sum(times) if is_whole else None, plan.digest
     )
 
 

@@ -142,7 +142,7 @@ def _lift(gm: fx.GraphModule, checkpoint: fx.Node, fits: int, returns_stand_ins:
     is_inside = body is not None and bool(_losses_of(body))
     if not is_inside and checkpoint not in map(_maker_of, outside):
         return
-    trial = copy_graph_module(gm, is_sketch=True)
+    trial = copy_graph_module(gm)
     twin = next(each for each in trial.graph.nodes if each.name == checkpoint.name)
     losses = _losses_of(trial)
     head = lift_tail(trial, twin, _last_head)

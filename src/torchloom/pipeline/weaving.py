@@ -277,6 +277,7 @@ class Weaving:
         if kind == "forward":
             self._forward = copy_graph_module(gm)
         setup, forward, planner = self.setup, self._forward, self.setup.planner
+        account = setup.book.account
         if kind != "backward" or forward is None:
             return
         self._forward = None
@@ -291,11 +292,13 @@ class Weaving:
                 bucket_bytes=option_of(passes, "bucket", "gather_bytes"),
             )
             graphs = expanded(forward.graph), expanded(gm.graph)
+            if setup.backward_at_once:  # a simulation: its peak is all that is known of the step
+                account.workspaces.probe(node for graph in graphs for node in graph.nodes)
             step = micro_step(
                 *graphs,
                 is_recorded=setup.recordings is not None,
-                probe=None if planner is None else planner.workspaces,
-                transit=None if planner is None else planner.transit,
+                probe=account.workspaces,
+                transit=account.transit,
                 keeps_lives=True,
             )
             self.report.peak = alive_at_peak(*graphs, step, params)

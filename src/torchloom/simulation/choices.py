@@ -123,7 +123,7 @@ def simulate_choice(
         choice: the settings.
         model: see `simulated_model`.
         seq_len: tokens of a sample.
-        hardware: `device`, `network` and `eager` of `simulate`.
+        hardware: `device`, `network`, `costs` and `eager` of `simulate`.
 
     Raises:
         PlanError: no plan keeps the budget.

@@ -173,10 +173,24 @@ def _of_folder(text: str, ids: Tensor) -> SimulatedModel:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **data_alone)
         config.use_cache = False
-        module = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
+        kind = next(iter(config.architectures or ()), "CausalLM")
+        if not kind.endswith(("LM", "LMHeadModel")):
+            raise ValueError(
+                f"{kind} is no language model that returns its loss for token ids and labels: give file.py:function"
+            )
+        auto = (
+            transformers.AutoModelForMaskedLM
+            if kind.endswith("MaskedLM")
+            else transformers.AutoModelForCausalLM
         )
+        module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model folder {text!r} cannot be used: {reason}") from error
+    limit = getattr(config, "max_position_embeddings", None) or ids.shape[1]
+    has_table = any(("position" in name or "wpe" in name) for name, _ in module.named_parameters())
+    if has_table and ids.shape[1] > limit:
+        raise ConfigError(
+            f"model folder {text!r} has {limit} learned positions: use --seq-len {limit} or less"
+        )
     return SimulatedModel(folder.resolve().name, module.train(), {"input_ids": ids, "labels": ids})

@@ -15,7 +15,7 @@ _SHOWN = 5
 _COMPARED = {
     "a100-80gb": (8, 0.06),
     "h100-80gb": (6, 0.05),
-    "h100-96gb": (2, 0.04),
+    "h100-96gb": (4, 0.06),
     "h200-141gb": (2, 0.11),
 }
 """How many published runs on a device were simulated, and how far step times were off at most: `bench/simulate.py`."""

@@ -25,7 +25,7 @@ from torchloom._torch.tensors import fake_mode
 from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
-from torchloom.costs import CostTable, collective_us, device_row
+from torchloom.costs import CostTable, collective_us, device_row, over_network
 from torchloom.costs.collectives import between_copies_us, network_row
 from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
@@ -44,6 +44,7 @@ from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
 from torchloom.step.description import cast_params
+from torchloom.step.interfaces import SHARDS, STATES
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 
@@ -83,12 +84,20 @@ class _Compiled(NamedTuple):
         for each in graphs:
             exposed.update(each.times.exposed_by if each.times else {})
             computed.update(each.times.compute_by if each.times else {})
-        peak = max((each.peak for each in graphs if each.peak), key=lambda found: found.peak_bytes)
+        peak, batch_bytes = max(
+            ((each.peak, each.batch_bytes) for each in graphs if each.peak),
+            key=lambda found: found[0].peak_bytes + found[1],
+        )
         boundary_us = _boundary_us(self.layout, table)
         # An all-to-all of so many bytes sends from each rank what an all-gather of a part for one rank does.
         ranks = self.layout.world_size
         boundary_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
+        plan = self.step.session.plan() if standing.budget_bytes is not None else None
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
+        if plan is not None:
+            update_us += micro_steps * max((e.states_us for e in plan.graphs), default=0.0)
+        elif standing.states is not None:
+            update_us += standing.states.added_us(0, table.device)
         kinds: Counter[str] = Counter()
         for group in peak.groups:
             kinds[group.kind] += group.num_bytes
@@ -96,7 +105,8 @@ class _Compiled(NamedTuple):
             self.step.session.standing.parts if self.step.session.standing else ()
         ):
             kinds[kind] += num_bytes
-        graph_bytes = peak.peak_bytes if _plan_peak(graphs) is None else _plan_peak(graphs)
+        kinds["batch"] += batch_bytes
+        within_bytes = max(batch_bytes + peak.peak_bytes, standing.step_bytes)
         work = work_of(self.module, self.layout, torch.device("cpu"))
         return Simulation(
             model=name,
@@ -115,15 +125,13 @@ class _Compiled(NamedTuple):
             network_s=micro_steps * sum(e.times.busy_us["network"] for e in graphs if e.times) / 1e6
             + boundary_us / 1e6,
             exposed_by={what: micro_steps * us / 1e6 for what, us in exposed.most_common()},
-            peak_bytes=max(
-                standing.base_bytes + (graph_bytes or 0), standing.base_bytes + standing.step_bytes
-            ),
+            peak_bytes=standing.base_bytes + within_bytes if plan is None else plan.peak_bytes,
             standing_bytes=standing.base_bytes,
             capacity_bytes=table.device.capacity_bytes,
             budget_bytes=standing.budget_bytes,
             peak_by_kind=dict(kinds.most_common()),
             flops_per_token=work.flops_per_token,
-            plan=self.step.session.plan() if standing.budget_bytes is not None else None,
+            plan=plan,
             flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
             simulated_in_s=time.perf_counter() - began,
         )
@@ -136,7 +144,7 @@ class _SimulatedHost:
     names: frozenset[str] = field(default=frozenset())
 
     def follow(self, names: Collection[str]) -> None:
-        self.names = frozenset(names) & {"offload_opt_states", "offload_parameters"}
+        self.names = frozenset(names) & {STATES, SHARDS}
 
     def make_room(self) -> None:
         pass
@@ -187,8 +195,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
         name: of the model, for tables.
 
     Raises:
-        PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), the
-            config has `offload_param`, which is not modelled, or forward reads values of tensors.
+        PlanError: the device or network is unknown, no plan keeps the budget (the text says what is lacking), or
+            forward reads values of tensors.
         ConfigError: the config is wrong.
         ShardError: the model cannot be sharded, or is not on meta.
 
@@ -204,10 +212,10 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     """
     began = time.perf_counter()
     table = costs or CostTable(device=device_row(device), network=network_row(network))
+    table = over_network(table, table.network)
     if eager:
         table = replace(table, device=replace(table.device, fuses=False))
     settings = load_config(_with_budget(config, budget), world_size=world_size)
-    _check_modelled(settings)
     sharing = settings.zero.shard_size or world_size
     with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
@@ -243,14 +251,6 @@ def _with_budget(config: Any, budget: str | float | None) -> Any:
 
 def _transport_of(table: CostTable) -> str:
     return "gloo" if table.network.name in ("gloo", "shared-memory") else "nccl"
-
-
-def _check_modelled(settings: Config) -> None:
-    """Refuse what would be left out of the figures."""
-    if settings.offload.parameters:
-        raise PlanError(
-            "offload_param: shards that wait on the host would count as device memory; simulate without it"
-        )
 
 
 def _check_on_meta(module: nn.Module) -> None:
@@ -369,11 +369,6 @@ def _tokens(inputs: Inputs) -> int:
     if ids is not None:
         return ids.numel()
     return len(tensors[0]) if tensors else 0
-
-
-def _plan_peak(graphs: Sequence[GraphReport]) -> int | None:
-    peaks = [each.plan.peak_bytes for each in graphs if each.plan is not None]
-    return max(peaks, default=None)
 
 
 def _sum(graphs: Sequence[GraphReport], what: str) -> float:

@@ -27,14 +27,14 @@ from torchloom.log import get_logger
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.ragged import SharedPlan
-from torchloom.pipeline.registry import option_of
+from torchloom.pipeline.registry import offloadable_params, option_of
 from torchloom.runtime import Communicator, WeightStore, make_store
 from torchloom.runtime.lines import tell_graph
 from torchloom.runtime.transports import shm
 from torchloom.shard import layout_of, owners_of
 from torchloom.step.compiled import CompiledStep, start_compiled
 from torchloom.step.description import StepDescription
-from torchloom.step.interfaces import Driver
+from torchloom.step.interfaces import SHARDS, Driver
 from torchloom.step.planner import TRANSIT, costs_of, make_planner
 from torchloom.step.standing import standing_of, standing_parts, step_memory_of
 
@@ -80,7 +80,12 @@ def build_step(
             is_planned=description.budget_bytes is not None or description.pinned is not None,
         )
         parts = standing_parts(
-            model, optimizer, accumulates=accumulates, waits=may_wait.states, memory=memory
+            model,
+            optimizer,
+            accumulates=accumulates,
+            waits=may_wait.states,
+            memory=memory,
+            on_host=offloadable_params(description.layout) if SHARDS in driver.host.names else (),
         )
         standing = standing_of(
             model,

@@ -8,7 +8,14 @@ from typing import TypeVar
 
 import torch
 
-from torchloom.costs import CostTable, Network, load_table, save_table, shared_table
+from torchloom.costs import (
+    CostTable,
+    Network,
+    load_table,
+    over_network,
+    save_table,
+    shared_table,
+)
 from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger
@@ -79,9 +86,9 @@ def make_planner(
 def costs_of(device: torch.device, network: Network) -> CostTable:
     """Return the costs of operators and links on this machine, the same on all ranks.
 
-    Measured figures are rank 0's; the network is the one that the ranks use.
+    Measured figures are rank 0's; the network is the one that the ranks use, as it was measured if it was.
     """
-    return replace(shared_table(load_table(device)), network=network)
+    return over_network(shared_table(load_table(device)), network)
 
 
 def plan_again(planner: Planner, ranks: Agreement, device: torch.device) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import StepMemory, WorkspaceTable, distinct_bytes, step_memory
 from torchloom.plan import HostStates
-from torchloom.runtime.host import is_on_host
 from torchloom.shard.leaf_modules import leaf_bytes
 from torchloom.step.interfaces import OwnedMemory
 
@@ -27,6 +26,7 @@ _COUNTER_BYTES = 4
 """An optimizer's count of steps, for each parameter; where its states are known, it is among them."""
 _RESERVE_BYTES = 16 << 10
 """For losses, norms, scales and random states, which are not planned one by one."""
+_UNLIMITED_BYTES = 1 << 60
 
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
@@ -65,7 +65,7 @@ class Standing:
     keeps_pool: bool = False
     """Whether graphs hold their memory in the optimizer's step too, as recorded ones do."""
     states: HostStates | None = None
-    """What may move to the host to keep the budget."""
+    """What may wait on the host; all of it does where no budget leaves room."""
 
     @property
     def beside_graphs_bytes(self) -> int:
@@ -112,11 +112,8 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     if optimizer is not None and (may_wait.states or not (memory or optimizer.state)):
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
-    gradients = 0 if accumulates else _trained_bytes(model)
-    if budget_bytes is None:
-        return Standing(budget_bytes=None, base_bytes=base, gradient_bytes=gradients)
-    update_bytes = 0
-    if not may_wait.states or update is not None:
+    gradients, update_bytes = 0 if accumulates else _trained_bytes(model), 0
+    if budget_bytes is not None and (not may_wait.states or update is not None):
         peak = 0 if memory is None else memory.peak_bytes
         # The rank that keeps most need not be the one that allocates most.
         update_bytes = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
@@ -125,7 +122,10 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         states = _host_states(
             optimizer,
             ranks,
-            step_bytes=budget_bytes - base - gradients - update_bytes,
+            step_bytes=(_UNLIMITED_BYTES if budget_bytes is None else budget_bytes)
+            - base
+            - gradients
+            - update_bytes,
             may_wait=may_wait,
         )
     return Standing(
@@ -190,6 +190,7 @@ def standing_parts(
     accumulates: bool,
     waits: bool,
     memory: StepMemory | None = None,
+    on_host: Collection[str] = (),
 ) -> Parts:
     """Return (kind, layer, bytes) of what lives on this rank's device between steps.
 
@@ -201,16 +202,18 @@ def standing_parts(
         accumulates: whether gradients stay from one micro-step to the next, and count.
         waits: whether optimizer states wait on the host, where they do not count.
         memory: of the optimizer, where it has been tried.
+        on_host: names of the parameters whose shards wait there.
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     layers: dict[int, str] = {}
-    for kind, layer, tensor in _tensors(model):
+    for kind, name, tensor in _tensors(model):
+        layer = name.rpartition(".")[0]
         key = tensor.untyped_storage()._cdata
         if key in layers:
             continue
         layers[key] = layer
         num_bytes = int(tensor.untyped_storage().nbytes())
-        if not is_on_host(tensor):
+        if name not in on_host:
             sums[kind, layer] += num_bytes
         if accumulates and tensor.requires_grad:
             sums[GRADIENTS, layer] += num_bytes
@@ -221,9 +224,9 @@ def standing_parts(
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for name, param in model.named_parameters():
-        yield PARAMETERS, _layer_of(name), param
+        yield PARAMETERS, name, param
     for name, buffer in model.named_buffers():
-        yield BUFFERS, _layer_of(name), buffer
+        yield BUFFERS, name, buffer
 
 
 def _of_optimizer(
@@ -244,10 +247,6 @@ def _of_optimizer(
                 like_it = num_states * leaf.numel() * leaf.element_size()
                 tried = like_it if memory is None else memory.state_bytes[id(leaf)]
                 yield STATES, layer, made or tried
-
-
-def _layer_of(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _host_states(

@@ -1,0 +1,156 @@
+"""Steps of real ranks of this machine beside the simulation of the same steps, from a table calibrated in the same round.
+
+    round: `torchloom calibrate` with the ranks -> table -> simulate | the ranks train | ...
+
+A ratio is of one round, whose two sides run within a minute of each other: a machine that others load slows both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _clock import read_clocks, wait_until_quiet
+from _environment import worker_environment
+from _ranks import ask_ranks
+from _stats import StepSample, clean, merge_ranks
+
+SMALL = {
+    "vocab_size": 2048,
+    "dim": 256,
+    "num_layers": 6,
+    "num_heads": 4,
+    "hidden_dim": 704,
+    "max_seq_len": 256,
+}
+STEPS: tuple[dict[str, Any], ...] = (
+    {"ranks": 2, "batch": 4, "shape": SMALL},
+    {"ranks": 3, "batch": 4, "shape": SMALL},
+)
+ROUNDS, WARM, TIMED = 5, 4, 12
+_CACHE = Path(tempfile.gettempdir()) / "torchloom-bench-simulate"
+
+
+def compare_steps(case: dict[str, Any], rounds: int = ROUNDS) -> dict[str, Any]:
+    """Return measured and simulated seconds of a case's step, round by round.
+
+    Args:
+        case: one of `STEPS`.
+        rounds: how many, each with a table of its own.
+    """
+    found = [_round(case, number) for number in range(rounds)]
+    ratios = [each["simulated_s"] / each["measured_s"] for each in found]
+    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+    share = sum(each["clean_steps"] for each in found) / (TIMED * rounds)
+    print(
+        f"{case['ranks']} gloo ranks: step {1e3 * statistics.median(e['measured_s'] for e in found):,.0f} ms, simulated "
+        f"{1e3 * statistics.median(e['simulated_s'] for e in found):,.0f} ms: {middle:.2f}x ({low:.2f}-{high:.2f} in "
+        f"{rounds} rounds); {share:.0%} of steps ran without another program on their cores",
+        flush=True,
+    )
+    return {**case, "rounds": found, "ratio": middle, "lowest": low, "highest": high}
+
+
+def _round(case: dict[str, Any], number: int) -> dict[str, Any]:
+    table = _CACHE / f"{case['ranks']}-ranks-{number}.json"
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    wait_until_quiet(10.0)
+    command = ["calibrate", "--nproc", str(case["ranks"]), "--out", str(table)]
+    environment = {**os.environ, **worker_environment(_CACHE)}
+    subprocess.run(
+        [sys.executable, "-m", "torchloom", *command],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    said = json.dumps({**case, "table": str(table)})
+    script = str(Path(__file__))
+    measured = ask_ranks(script, ["train", said], ranks=case["ranks"], cache=_CACHE, timeout_s=900)
+    (simulated,) = ask_ranks(script, ["simulate", said], ranks=1, cache=_CACHE, timeout_s=300)
+    cores = os.cpu_count() or 1
+    steps = [
+        merge_ranks("real", number, ranks, cores)
+        for ranks in zip(*(each["steps"] for each in measured), strict=True)
+    ]
+    undisturbed = clean(steps, "real")
+    return {
+        "measured_s": _median_s(undisturbed if len(undisturbed) >= TIMED // 3 else steps),
+        "simulated_s": simulated["step_s"],
+        "simulated": simulated,
+        "cpu_s": statistics.median(cpu for each in measured for cpu in each["cpu_s"]),
+        "clean_steps": len(undisturbed),
+    }
+
+
+def _median_s(steps: list[StepSample]) -> float:
+    return statistics.median(each.wall_s for each in steps)
+
+
+def _model(case: dict[str, Any]) -> Any:
+    from torchloom.recipes.train.model import Llama, LlamaConfig
+
+    return Llama(LlamaConfig(**case["shape"]))
+
+
+def _config(case: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": case["batch"],
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": {"stage": 3},
+    }
+
+
+def _train(case: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    import torchloom
+
+    engine, *_ = torchloom.initialize(model=_model(case), config=_config(case))
+    engine.compile()
+    ids = torch.randint(
+        0, case["shape"]["vocab_size"], (case["batch"], case["shape"]["max_seq_len"])
+    )
+    steps, cpu_s = [], []
+    for number in range(WARM + TIMED):
+        dist.barrier()
+        before = read_clocks()
+        engine.backward(engine(ids, ids))
+        engine.step()
+        dist.barrier()  # the slowest rank's step counts
+        taken = read_clocks().since(before)
+        if number >= WARM:
+            steps.append(dataclasses.asdict(taken))
+            cpu_s.append(taken.cpu_s)
+    return {"steps": steps, "cpu_s": cpu_s}
+
+
+def _simulate(case: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from torchloom.costs import load_table
+    from torchloom.simulation import simulate
+
+    ids = torch.zeros(case["batch"], case["shape"]["max_seq_len"], dtype=torch.long, device="meta")
+    found = simulate(
+        lambda: _model(case),
+        (ids, ids),
+        _config(case),
+        world_size=case["ranks"],
+        costs=load_table(path=Path(case["table"])),
+    ).to_dict()
+    del found["plan"]
+    return found
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps({"train": _train, "simulate": _simulate}[sys.argv[1]](json.loads(sys.argv[2])))
+    )
