@@ -24,7 +24,15 @@ from torchloom.deepcompile.site import Spot
 from torchloom.errors import RegionError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, digest_of, graph_digest
 from torchloom.log import get_logger
-from torchloom.memory import alive_at_peak, expanded, micro_step
+from torchloom.memory import (
+    Interface,
+    WrittenCode,
+    alive_at_peak,
+    expanded,
+    interface_of,
+    micro_step,
+    replay_peak,
+)
 from torchloom.memory.measure import default_budget_bytes
 from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
@@ -70,6 +78,7 @@ class Weaving:
     _woven_here: set[GraphKind] = field(default_factory=set)
     """Kinds of graphs that were woven here; the others came from a cache."""
     _sources: dict[str, str] = field(default_factory=dict)
+    _interface: Interface | None = None
     _forward: fx.GraphModule | None = None
     """A copy of the woven forward graph: compilers rewrite the original before backward is woven."""
     _is_finished: bool = False
@@ -133,8 +142,12 @@ class Weaving:
             backward_at_once=self.backward_at_once
             or (split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
+            halves=self._split_into,
             phase=self._tell_phase,
         )
+
+    def _split_into(self, forward: fx.Graph, backward: fx.Graph) -> None:
+        self._interface = interface_of(forward, backward)
 
     def _tell_phase(self, name: str) -> None:
         self.setup.tell_phase(name, self.report.name)
@@ -157,9 +170,12 @@ class Weaving:
                 self.setup.planner.learn(known.plan)
                 self.setup.planner.settle(known.plan)
             return
-        if self._split is not None and report.plan is not None:
+        code = self._code()
+        if self.setup.backward_at_once:  # a simulation shows it
+            report.code = code
+        if report.plan is not None:
             started = time.perf_counter()
-            self._weigh(self._split, report.plan)
+            self._weigh(code, report.plan)
             report.planning_s += time.perf_counter() - started
         self._remember()
 
@@ -169,10 +185,21 @@ class Weaving:
         )
         sidecar.save(self._sidecar_name(), decided)
 
-    def _weigh(self, split: PlannedSplit, plan: GraphPlan) -> None:
+    def _code(self) -> WrittenCode | None:
+        """Return what the compiler wrote; None where it has no backward, or where only a cache knows it."""
+        if self._interface is None or not {"forward", "backward"} <= self._sources.keys():
+            return None
+        fetched = frozenset[str]() if self._split is None else self._split.fetched
+        return WrittenCode(
+            self._sources["forward"], self._sources["backward"], self._interface, fetched
+        )
+
+    def _weigh(self, code: WrittenCode | None, plan: GraphPlan) -> None:
         planner = self.setup.planner
-        peak_bytes = split.replay(self._sources)
-        if peak_bytes is None or planner is None:
+        if planner is None:
+            return
+        peak_bytes = code and replay_peak(code, planner.workspaces, planner.transit)
+        if peak_bytes is None:
             logger.info("%s: the peak is that of the graphs, not of the code", self.report.name)
             return
         least = min(plan.min_peak_bytes, peak_bytes)  # code may need less than any of the graphs
