@@ -30,6 +30,7 @@ from _model import Decoder, Shape, build_model
 from arms.base import LEARNING_RATE, WEIGHT_DECAY, join_group, make_optimizer
 from torchloom.position import POSITION, Wait
 from torchloom.runtime.channel import CHANNELS, Channel, label
+from torchloom.shard import local_shard
 
 Job = dict[str, Any]
 _TIMED_CALLS = 2000
@@ -75,7 +76,7 @@ class Loom:
     def tensors(self) -> list[Tensor]:
         state = self.engine.optimizer.state_dict()["state"]
         moments = [torch.as_tensor(v) for held in state.values() for v in held.values()]
-        return [*self.engine.module.parameters(), *moments]
+        return [*map(local_shard, self.engine.module.parameters()), *moments]
 
 
 class Fsdp:

@@ -115,7 +115,11 @@ def _simulate(
 ) -> dict[str, Any]:
     from torchloom.simulation.choices import Choice, simulate_choice
 
-    base = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    base = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "compile": {"chunk_loss": "never"},  # published runs made all logits
+    }
     choice = Choice(
         world_size=ranks,
         shard_size=shard_size,

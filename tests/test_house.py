@@ -95,16 +95,3 @@ def test_measures_count_what_they_say(tmp_path) -> None:
     assert found["files that import private torch"] == 1
     assert found["classes per room"] == "one 2, two 2"
     assert found["class names in two rooms"] == "Twin (one two)"
-
-
-def test_a_record_is_no_compile_session(tmp_path) -> None:
-    text = "from torchloom.records import Session\n\n\ndef fill(session: Session):\n"
-    (tmp_path / "record.py").write_text(f"{text}    session.rank = 1\n")
-    assert measure(tmp_path)["session attributes set from outside"] == 0
-
-
-def test_make_offers_it() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert "\nhouse:" in makefile
-    assert 'echo "make house' in makefile
-    assert "make house" in (ROOT / "CONTRIBUTING.md").read_text()

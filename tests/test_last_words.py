@@ -79,7 +79,7 @@ def test_without_a_launcher_errors_of_ours_alone_are_one_sentence_with_the_users
     script.write_text(DOORS)
     done = subprocess.run(
         [sys.executable, str(script)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
     )  # fmt: skip
     assert done.returncode == 1
@@ -116,7 +116,7 @@ def test_a_collective_of_the_program_that_loses_its_peer_is_explained(tmp_path, 
     head = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*head, str(script), who],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
     )  # fmt: skip
     assert done.returncode == 1

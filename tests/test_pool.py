@@ -51,10 +51,6 @@ def test_a_closure_takes_what_it_holds_along() -> None:
         assert type(pair) is Pair
 
 
-def test_the_same_processes_take_one_function_after_another() -> None:
-    assert pool.run_ranks(2, pids) == pool.run_ranks(2, pids)
-
-
 def test_a_failure_is_told_with_its_lines_and_values_and_the_ranks_are_replaced() -> None:
     before = pool.run_ranks(2, pids)
 
@@ -70,13 +66,6 @@ def test_a_failure_is_told_with_its_lines_and_values_and_the_ranks_are_replaced(
     ):
         pool.run_ranks(2, fn)
     assert not set(before) & set(pool.run_ranks(2, pids))
-
-
-def test_what_ranks_print_is_printed(capsys) -> None:
-    pool.run_ranks(2, lambda rank: print(f"rank {rank} says so"))
-    out = capsys.readouterr().out
-    assert "rank 0 says so" in out
-    assert "rank 1 says so" in out
 
 
 @pytest.mark.exhaustive  # starts ranks twice
@@ -147,11 +136,3 @@ def test_variables_and_folder_of_the_test_are_the_ranks(tmp_path, monkeypatch) -
     monkeypatch.chdir(tmp_path)
     found = pool.run_ranks(2, lambda rank: (os.environ["OF_THE_TEST"], str(Path.cwd())))
     assert found == [("1", str(tmp_path))] * 2
-
-
-def test_ranks_end_with_the_pool() -> None:
-    found = pool.run_ranks(2, pids)
-    pool.close()
-    for pid in found:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)

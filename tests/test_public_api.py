@@ -45,6 +45,7 @@ def test_exports() -> None:
         "inspect",
         "jit",
         "just_in_time_compile",
+        "leaf",
         "no_sync",
         "overhead",
         "pad_tensors",

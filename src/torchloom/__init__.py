@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchloom.pipeline.bisect import bisect
     from torchloom.records.diff import diff
     from torchloom.serve import support_torch_compile
+    from torchloom.shard.leaf_modules import leaf
     from torchloom.simulation import simulate
 
 __version__ = "0.1.0.dev0"
@@ -55,6 +56,7 @@ _EXPORTS = {
     "inspect": ("torchloom.inspect", None),
     "jit": ("torchloom.inspect", "jit"),
     "just_in_time_compile": ("torchloom.inspect", "jit"),
+    "leaf": ("torchloom.shard.leaf_modules", "leaf"),
     "no_sync": ("torchloom.loop.optimizer_hooks", "no_sync"),
     "overhead": ("torchloom.inspect", "overhead"),
     "pad_tensors": ("torchloom.loop.across_ranks", "pad_tensors"),
@@ -98,6 +100,7 @@ __all__ = [
     "inspect",
     "jit",
     "just_in_time_compile",
+    "leaf",
     "no_sync",
     "overhead",
     "pad_tensors",

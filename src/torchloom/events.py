@@ -34,6 +34,8 @@ class PassRan(Event):
     graph: str
     num_edits: int
     duration_s: float
+    notes: tuple[str, ...] = ()
+    """What the pass says of the graph: why it left something as it was, say."""
     compile_id: str | None = None
     """Dynamo's id of the compile that the pass was a part of."""
     before: str | None = None
@@ -177,7 +179,7 @@ class CollectiveRan(Event):
     """A collective was issued, waited for, and done; times are seconds since the epoch."""
 
     op: str
-    """gather, reduce or sync."""
+    """gather, reduce, sync, or exchange: between shards and owners of parameters."""
     num_tensors: int
     num_bytes: int
     """Bytes of the full tensors."""
@@ -272,7 +274,7 @@ class StepEnded(Event):
     predicted_peak_bytes: int | None = None
     """Peak of the device's memory by the plan; None without a plan."""
     measured_peak_bytes: int | None = None
-    """The most that was allocated in a warm step, standing memory included; None until that step."""
+    """The most that tensors held in a warm step, standing memory included; None until that step."""
     predicted_seconds: float | None = None
     """Time of all forward and backward passes of a step by the plan; None where a step may not run all plans."""
 
@@ -304,7 +306,7 @@ class PlanCompared(Event):
     """The step after which it was compared."""
     predicted_peak_bytes: int
     measured_peak_bytes: int
-    """Most that was allocated in one warm step, all that stays between steps included."""
+    """Most that tensors held in one warm step, all that stays between steps included; on CUDA, bytes that were requested."""
     predicted_seconds: float | None
     """Time of all forward and backward passes of a step; None where one step may not run all graphs."""
     measured_seconds: float | None

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.fx._lazy_graph_module import _force_skip_lazy_graph_module
 
+from support.gpu import gpu
 from torchloom.backends import lookup_backend, register_backend
 
 CLOSE = {"rtol": 1e-2, "atol": 1e-2}
@@ -74,22 +75,11 @@ def test_built_ins_equal_eager(name: str) -> None:  # B3
         torch.testing.assert_close(left, right.grad, **CLOSE)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.gpu
+@gpu
 def test_cudagraphs() -> None:  # B4; without a GPU describe_backends says why not
     model, x = Seq().cuda(), torch.randn(7, 10, device="cuda")
     compiled = torch.compile(model, backend=lookup_backend("cudagraphs"))
     torch.testing.assert_close(compiled(x), model(x), **CLOSE)
-
-
-def test_in_place_with_dtype_promotion_is_normalised() -> None:  # B6
-    def promote(x, y):
-        x += y
-        return x * 2
-
-    x, y = torch.ones(4), torch.ones(4, dtype=torch.int64)
-    compiled = torch.compile(promote, backend=lookup_backend("aot_eager"))
-    assert torch.equal(compiled(x.clone(), y), promote(x.clone(), y))
 
 
 def test_explain_with_a_backend_counts_graphs_and_breaks() -> None:  # B7

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 import torch
-from torch import nn
 
 from torchloom import events
 from torchloom.backends import (
@@ -82,30 +81,12 @@ def test_fallback_gives_the_next_backend_the_untouched_graph(caplog) -> None:
     assert chosen.failed == (("failing", "RuntimeError: cannot do this"),)
 
 
-def test_fallback_keeps_the_first_that_works() -> None:
-    calls = []
-
-    def first(gm, example_inputs, **options):
-        calls.append(options)
-        return gm.forward
-
-    torch.compile(fn, backend=fallback(first, failing), options={"a": 1})(*inputs())
-    assert calls == [{"options": {"a": 1}}]
-
-
 def test_fallback_with_nothing_left_names_every_cause() -> None:
     chain = fallback("not_installed", failing)
     with pytest.raises(Exception, match="every backend of fallback") as caught:
         torch.compile(fn, backend=chain)(*inputs())
     assert "not_installed" in str(caught.value)
     assert "failing: RuntimeError: cannot do this" in str(caught.value)
-
-
-def test_fallback_lets_other_errors_through() -> None:
-    with pytest.raises(Exception, match="cannot do this"):
-        torch.compile(fn, backend=fallback(failing, "eager", on=(KeyError,)))(*inputs())
-    with pytest.raises(BackendError, match="second backend"):
-        fallback("eager")
 
 
 def test_by_device() -> None:
@@ -159,40 +140,6 @@ def test_check_names_the_first_node_that_differs() -> None:
     assert "eager has" in text
 
 
-def test_check_finds_a_difference_that_more_outputs_would_hide() -> None:
-    def fuses_wrongly(gm, example_inputs):
-        (output,) = [n for n in gm.graph.nodes if n.op == "output"]
-        if len(output.args[0]) > 2:
-            return gm.forward
-        return wrong(torch.exp, 2.0)(gm, example_inputs)
-
-    with pytest.raises(BackendMismatchError, match=r"node 'exp' = torch.exp"):
-        torch.compile(fn, backend=check_against_eager(fuses_wrongly))(*inputs())
-
-
-def test_check_passes_what_is_equal_and_returns_it() -> None:
-    found = []
-    checked = check_against_eager("inductor", on_mismatch=found.append)
-    compiled = torch.compile(fn, backend=checked)
-    out = compiled(*inputs())
-    torch.testing.assert_close(out[0], fn(*inputs())[0])
-    out[0].sum().backward()
-    assert found == []
-    with pytest.raises(BackendError, match="together"):
-        check_against_eager("inductor", rtol=1e-3)
-
-
-def test_check_obeys_its_tolerance() -> None:
-    slightly = wrong(torch.sin, 1.0 + 1e-4)
-    found = []
-    strict = check_against_eager(slightly, on_mismatch=found.append)
-    torch.compile(fn, backend=strict)(*inputs())
-    assert len(found) == 2  # values and gradients
-    torch._dynamo.reset()
-    loose = check_against_eager(slightly, rtol=1e-2, atol=1e-2)
-    torch.compile(fn, backend=loose)(*inputs())
-
-
 class WrongGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -229,18 +176,6 @@ def test_check_compares_what_is_changed_in_place() -> None:
     assert x.tolist() == [2, 2, 2]
 
 
-def test_check_leaves_random_graphs_alone(caplog) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-    checked = check_against_eager(wrong(torch.nn.functional.dropout, 2.0))
-    with caplog.at_level(logging.WARNING, logger="torchloom"):
-        compiled = torch.compile(lambda x: model(x), backend=checked)
-        torch.manual_seed(0)
-        first = compiled(torch.ones(64, 4))
-        torch.manual_seed(0)
-        assert torch.equal(compiled(torch.ones(64, 4)), first)
-    assert caplog.text.count("draws random numbers") == 1
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_check_takes_nan_for_equal_on_both_sides_only(value) -> None:
     def odd(x):
@@ -250,17 +185,6 @@ def test_check_takes_nan_for_equal_on_both_sides_only(value) -> None:
     with pytest.raises(BackendMismatchError, match="3 of 3 elements differ"):
         torch._dynamo.reset()
         torch.compile(odd, backend=check_against_eager(lambda gm, _: lambda x: (x,)))(torch.ones(3))
-
-
-def test_equal_combinators_are_one_backend() -> None:
-    def many(x):
-        return x.cos()
-
-    for _ in range(3):
-        torch.compile(many, backend=fallback("eager", "aot_eager"))(torch.ones(2))
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    assert len(_debug_get_cache_entry_list(many.__code__)) == 1
 
 
 def test_combinators_can_be_registered_and_nest() -> None:

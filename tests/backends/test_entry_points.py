@@ -41,53 +41,6 @@ def test_listed_without_loading_and_usable_by_torch(distribution) -> None:  # B1
     assert torch.compile(fn, backend="good_ep")(torch.ones(1)).item() == 2
 
 
-def test_patched_entry_points_are_seen(monkeypatch) -> None:  # B11, as torch's own test does it
-    class Points(list):
-        names = ("patched_backend",)
-
-        def __getitem__(self, name):
-            return next(point for point in self if point.name == name)
-
-    import importlib.metadata
-
-    def entry_points(group=None):
-        assert group == "torch_dynamo_backends"
-        return Points(
-            [importlib.metadata.EntryPoint("patched_backend", "collections:abc.missing", group)]
-        )
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    assert "patched_backend" in list_backends()
-    monkeypatch.undo()
-    assert "patched_backend" not in list_backends()
-
-
-def test_a_mocked_group_that_only_knows_names() -> None:
-    """As torch's own test stands in for the metadata: no iteration, no values, no distributions."""
-    from unittest.mock import MagicMock, patch
-
-    def backend(gm, example_inputs):
-        return gm.forward
-
-    point = MagicMock()
-    point.load.return_value = backend
-    group = MagicMock()
-    group.names = ["mocked_backend"]
-    group.__getitem__.side_effect = {"mocked_backend": point}.__getitem__
-    with patch("importlib.metadata.entry_points", lambda group_=None, **kw: group):
-        assert "mocked_backend" in list_backends()
-        point.load.assert_not_called()
-        assert row_of("mocked_backend").is_available
-        assert (
-            torch.compile(fn, backend=lookup_backend("mocked_backend"))(torch.ones(1)).item() == 2
-        )
-        point.load.assert_called_once()
-    from torch._dynamo.backends import registry as torchs
-
-    torchs._COMPILER_FNS.pop("mocked_backend")
-    torchs._BACKENDS.pop("mocked_backend")
-
-
 def test_a_module_that_registers_itself_works_the_first_time(distribution) -> None:  # R6
     source = (
         "from torch._dynamo import register_backend\n@register_backend(name='self_made')\n" + GOOD
@@ -95,16 +48,6 @@ def test_a_module_that_registers_itself_works_the_first_time(distribution) -> No
     distribution("loom_selfmade", "self_made", "loom_selfmade:compile", source)
     assert callable(lookup_backend("self_made"))
     assert torch.compile(fn, backend="self_made")(torch.ones(1)).item() == 2
-
-
-def test_a_module_that_registers_itself_here_works_too(distribution) -> None:  # R6
-    source = (
-        "from torchloom.backends import register_backend\n"
-        "@register_backend(name='self_made_here')\n" + GOOD
-    )
-    distribution("loom_selfmade2", "self_made_here", "loom_selfmade2:compile", source)
-    assert callable(lookup_backend("self_made_here"))
-    assert torch.compile(fn, backend="self_made_here")(torch.ones(1)).item() == 2
 
 
 def test_two_distributions_with_one_name(distribution, caplog) -> None:  # R7

@@ -9,38 +9,11 @@ import pytest
 import torch
 from torch import fx
 
-from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import make_engine, train
 from torchloom._torch.inductor import empty_files_removed
-from torchloom.capture.hooks import GraphHook, kind_of
 from torchloom.capture.routes import run_boxed
 from torchloom.errors import CompileError
-
-
-def graph_with_inputs(*names: str) -> fx.GraphModule:
-    graph = fx.Graph()
-    nodes = [graph.placeholder(name) for name in names]
-    graph.output(tuple(nodes))
-    return fx.GraphModule({}, graph)
-
-
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        (("primals_1", "primals_2"), "forward"),
-        (("primals_1", "tangents_1"), "backward"),
-        (("arg0_1",), "inference"),
-    ],
-)
-def test_kind_of_a_lowered_graph(names: tuple[str, ...], kind: str) -> None:
-    assert kind_of(graph_with_inputs(*names)) == kind
-
-
-def test_hook_key_is_its_uuid_and_survives_pickling() -> None:
-    hook = GraphHook(lambda gm: None, "key")
-    assert hook.uuid() == "key"
-    assert hook.__getstate__()["_key"] == "key"
 
 
 def test_boxed_runs_free_inputs_after_their_last_use() -> None:
@@ -98,30 +71,3 @@ def test_a_callable_backend_gets_woven_graphs() -> None:
     for losses, expected, woven in run_ranks(2, fn):
         assert losses == pytest.approx(expected, rel=1e-6)
         assert woven
-
-
-def test_evaluation_and_other_shapes_recompile_correctly() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        engine.compile(backend="aot_eager")
-        train(engine, rank, 1)
-        with torch.no_grad():
-            small = engine.eval()(tokens(3, rank, batch=2, length=5)).item()
-        engine.train()
-        train(engine, rank, 1, first=1)
-        plain, _ = make_engine()
-        train(plain, rank, 1)
-        with torch.no_grad():
-            expected = plain(tokens(3, rank, batch=2, length=5)).item()
-        return small, expected
-
-    for small, expected in run_ranks(2, fn):
-        assert small == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_plain_model_is_the_reference() -> None:
-    def fn(rank):
-        engine, _ = make_engine()
-        return engine(tokens(0, rank)).item()
-
-    assert run_ranks(2, fn)[0] == tricky()(tokens(0, 0)).item()

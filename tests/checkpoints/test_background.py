@@ -30,23 +30,27 @@ def slow_disk(seconds):
 
 def test_what_is_saved_is_the_moment_of_the_call(tmp_path) -> None:
     def fn(rank):
-        slow_disk(0.5)
+        may_write, real = threading.Event(), writing._write_own
+
+        def held(*args):
+            assert may_write.wait(120)
+            return real(*args)
+
+        writing._write_own = held
         engine, model = make_engine(3)
         train(engine, rank, 2)
         saved = weights(model), state_of(engine)
-        started = time.monotonic()
         path = engine.save_checkpoint(tmp_path, async_save=True)
-        stall = time.monotonic() - started
         train(engine, rank, 3, first=2)
+        may_write.set()
         engine.wait_for_checkpoint()
         assert path == str(tmp_path / "global_step2")
         engine.load_checkpoint(tmp_path)
-        return saved, (weights(model), state_of(engine)), stall
+        return saved, (weights(model), state_of(engine))
 
-    for saved, loaded, stall in run_ranks(2, fn):
+    for saved, loaded in run_ranks(2, fn):
         assert_equal(saved[0], loaded[0])
         assert saved[1] == loaded[1]
-        assert stall < 0.4
 
 
 def test_one_at_a_time(tmp_path) -> None:
@@ -57,7 +61,7 @@ def test_one_at_a_time(tmp_path) -> None:
             train(engine, rank, 1)
             engine.save_checkpoint(tmp_path, async_save=True)
             threads = [t.name for t in threading.enumerate() if t.name.startswith("checkpoint g")]
-            assert len(threads) == 1
+            assert len(threads) <= 1
         engine.destroy()
         assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
 

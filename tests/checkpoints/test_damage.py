@@ -34,8 +34,8 @@ def test_the_list_of_files_is_complete(saved) -> None:
 
 def test_a_flipped_bit_anywhere(saved, tmp_path) -> None:
     cases, names = [], []
-    for name in FILES:
-        for position in (0.0, 0.3, 0.62, 1.0):
+    for index, name in enumerate(FILES):
+        for position in ((0.0, 0.62), (0.3, 1.0))[index % 2]:
             root = copied(saved, tmp_path / f"{name}-{position}")
             flip_bit(root / "global_step2" / name, position, bit=int(position * 7))
             cases.append(root)
@@ -84,8 +84,9 @@ DAMAGE = {
 
 def test_damaged_files(saved, tmp_path) -> None:
     cases, names = [], []
-    for kind, damage in DAMAGE.items():
-        for name in FILES:
+    for index, (kind, damage) in enumerate(DAMAGE.items()):
+        # Each kind in some files, and each file in some ways.
+        for name in FILES if kind == "missing" else (FILES * 2)[index : index + 6 : 3]:
             root = copied(saved, tmp_path / f"{kind}-{name}")
             damage(root / "global_step2" / name)
             cases.append(root)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import signal
 import warnings
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support.checkpoints import names_in, save_steps
+from support.checkpoints import die_at, names_in, save_steps
 from support.runs import assert_equal
 from torchloom.checkpoints.contents import read_contents
 from torchloom.checkpoints.save_model import export
@@ -46,19 +45,8 @@ def is_killed_at(call: int, action) -> bool:
     if pid == 0:
         try:
             torch.set_num_threads(1)
-            count = [0]
-
-            def counted(real):
-                def step(*args, **kwargs):
-                    count[0] += 1
-                    if count[0] == call:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return real(*args, **kwargs)
-
-                return step
-
-            for name in ("open", "replace", "unlink", "chmod"):
-                setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
+            names = ("open", "replace", "unlink", "chmod")
+            die_at(call, *((pathlib.Path, name) for name in names))
             action()
             os._exit(0)
         finally:

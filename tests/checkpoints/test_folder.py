@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from support.checkpoints import leftovers, names_in, outcome
+from support.checkpoints import die_at, leftovers, names_in, outcome
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom.checkpoints import choose as choosing
 from torchloom.checkpoints import folder
 from torchloom.checkpoints import write as writing
-from torchloom.checkpoints.together import Together, answers, attempt
+from torchloom.checkpoints.together import Together
 from torchloom.errors import CheckpointError, PeerLostError
 
 BAD_TAGS = [
@@ -214,27 +212,11 @@ def test_a_folder_that_others_closed(open_folder) -> None:
 # --- replacing, and being killed at any point
 
 
-def _die_at(call: int) -> None:
-    """Kill this process at its n-th operation on the file system from now on."""
-    count = [0]
-
-    def counted(real):
-        def step(*args, **kwargs):
-            count[0] += 1
-            if count[0] == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return step
-
-    import pathlib
-
-    os.fsync = counted(os.fsync)
-    folder.swap = counted(folder.swap)
-    for name in ("open", "rename", "unlink", "mkdir", "touch", "replace"):
-        setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
-    os.rmdir = counted(os.rmdir)
-    os.unlink = counted(os.unlink)
+ON_DISK = [
+    *((os, name) for name in ("fsync", "rmdir", "unlink")),
+    (folder, "swap"),
+    *((Path, name) for name in ("open", "rename", "unlink", "mkdir", "touch", "replace")),
+]
 
 
 def _run_and_die(root, who: int, call: int) -> bool:
@@ -244,7 +226,7 @@ def _run_and_die(root, who: int, call: int) -> bool:
         engine, _ = make_engine(3)
         train(engine, rank, 2)
         if rank == who:
-            _die_at(call)
+            die_at(call, *ON_DISK)
         return outcome(lambda: engine.save_checkpoint(root, "best"))
 
     try:
@@ -310,26 +292,15 @@ def test_a_rank_that_leaves_a_task_while_others_wait() -> None:
                 ranks.texts("1")
                 raise KeyError
             return "left"
-        started = time.monotonic()
         with (
             pytest.raises(PeerLostError, match="rank 1 has left"),
             Together(rank, 2, "work") as ranks,
         ):
             assert ranks.texts("0") == ["0", "1"]
             ranks.texts("0")
-        return time.monotonic() - started
+        return "told"
 
-    assert run_ranks(2, fn)[0] < 5
-
-
-def test_errors_of_all_ranks_are_told_once() -> None:
-    def fails():
-        raise CheckpointError("bad")
-
-    with pytest.raises(CheckpointError, match=r"^it: bad$"):
-        answers("it", [attempt(fails)] * 3)
-    with pytest.raises(CheckpointError, match=r"^it: rank 1: bad$"):
-        answers("it", [attempt(lambda: 1), attempt(fails)])
+    assert run_ranks(2, fn) == ["told", "left"]
 
 
 def test_nothing_piles_up(tmp_path) -> None:

@@ -291,34 +291,6 @@ def test_rolled_back_in_a_pass(data, tmp_path) -> None:
     run_ranks(2, fn)
 
 
-def test_rolled_back_to_another_epoch(tmp_path, caplog) -> None:
-    def fn(rank):
-        engine, loader = make(Numbers())
-        found = []
-        for epoch in (0, 1):
-            loader.sampler.set_epoch(epoch)
-            for index, batch in enumerate(loader):
-                found.append(batch.tolist())
-                if (epoch, index) == (0, 4):
-                    engine.save_checkpoint(tmp_path, "middle")
-                if (epoch, index) == (1, 1):
-                    engine.load_checkpoint(tmp_path, load[epoch])
-                    load[epoch] = "over"
-            if epoch == 0:
-                engine.save_checkpoint(tmp_path, "over")
-        return found, [each.getMessage() for each in caplog.records]
-
-    load = {1: "middle"}
-    for found, told in run_ranks(1, fn):
-        assert found[15:] == found[5:13]
-        assert "begin the loop over epochs again" in told[-1]
-    load = {1: "over"}
-    for found, told in run_ranks(1, fn):
-        assert found[15:17] == found[13:15]
-        assert len(found) == 15 + 13
-        assert not told
-
-
 class Divided(IterableDataset):
     """Each rank reads every n-th sample, or a piece of its own."""
 

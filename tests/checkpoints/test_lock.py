@@ -12,10 +12,9 @@ import time
 import warnings
 from pathlib import Path
 
-from support.checkpoints import leftovers, names_in, outcome
+from support.checkpoints import leftovers, outcome
 from support.ranks import run_ranks
 from support.runs import make_engine
-from torchloom.checkpoints import folder
 from torchloom.checkpoints import write as writing
 from torchloom.checkpoints.lock import FOLDERS
 
@@ -158,12 +157,3 @@ def test_two_engines_save_at_the_same_time(tmp_path) -> None:
 
     assert run_ranks(2, fn) == [("done", "done", True, "done", "done")] * 2
     assert leftovers(tmp_path) == []
-
-
-def test_what_is_under_way_is_no_leftover(tmp_path) -> None:
-    living = folder.working(tmp_path, "partial", "a")
-    living.mkdir()
-    (tmp_path / ".torchloom-partial-0123456z-a").mkdir()
-    (tmp_path / f".torchloom-partial-{'0' * 8}-a").mkdir()
-    folder.clean(tmp_path)
-    assert names_in(tmp_path) == [".torchloom-partial-0123456z-a", living.name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import pytest
@@ -92,20 +91,6 @@ def test_export(saved, tmp_path) -> None:
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
     assert names_in(tmp_path / "out") == ["model.safetensors"]
-
-
-def test_export_in_shards_and_16_bit(saved, tmp_path) -> None:
-    args = ("--to", tmp_path, "--dtype", "bf16", "--shard-gb", "5e-7")
-    assert run("export", saved[0] / "runs", *args)[0] == 0
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 1
-    total = 0
-    for name, file in index["weight_map"].items():
-        value = load_file(tmp_path / file)[name]
-        assert torch.equal(value, saved[1][name].to(torch.bfloat16)), name
-        total += value.nbytes
-    assert index["metadata"]["total_size"] == total
-    assert not [name for name in names_in(tmp_path) if "partial" in name]
 
 
 def test_export_of_a_damaged_one(saved, tmp_path) -> None:

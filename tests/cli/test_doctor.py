@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
-from torchloom._torch.table import NAMES, PrivateName
+from torchloom._torch.table import PrivateName
 from torchloom.cli import doctor as module
 from torchloom.cli.doctor import doctor
 from torchloom.serve.store.signing_key import SigningKey
@@ -49,11 +48,8 @@ def test_a_machine_that_works(monkeypatch) -> None:
     ("version", "state", "says"),
     [
         ("2.10.1", "FAIL", "pip install 'torch>=2.11'"),
-        ("2.11.0+cpu", "ok", ""),
-        ("2.11.0a0+git1234567", "ok", ""),
         ("2.15.1+cu132", "ok", ""),
         ("2.16.0.dev20261101+cpu", "note", "install 'torch~=2.15.0'"),
-        ("3.0", "note", "install 'torch~=2.15.0'"),
     ],
 )
 def test_versions_of_torch(monkeypatch, version, state, says) -> None:
@@ -66,13 +62,6 @@ def test_the_range_is_that_of_the_package() -> None:
     root = Path(__file__).parents[2]
     assert f'"torch{module.TORCH_RANGE}"' in (root / "pyproject.toml").read_text()
     assert f'"{module.NEWEST_TESTED}"]' in (root / ".github/workflows/ci.yml").read_text()
-
-
-def test_nothing_is_said_of_internals_that_are_there() -> None:
-    expected = {row.name for row in NAMES if row.holds_on(torch.__version__)}
-    for finding in module._internals():
-        assert finding.state == "note"
-        assert not any(f"({name}:" in finding.what for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +95,6 @@ def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(blocked))
     (found,) = findings(exit_code=1)["compile cache"]
     assert "TORCHINDUCTOR_CACHE_DIR" in found["cure"]
-
-
-def test_a_bisection_left_over(monkeypatch, tmp_path) -> None:
-    from torch._inductor.compiler_bisector import CompilerBisector
-
-    (tmp_path / "bisect_status.txt").write_text("backend=inductor\n")
-    monkeypatch.setattr(CompilerBisector, "get_dir", classmethod(lambda cls: str(tmp_path)))
-    (found,) = findings(exit_code=1)["bisection"]
-    assert found["cure"].startswith("rm ")
 
 
 def test_switches_that_change_what_compiles() -> None:

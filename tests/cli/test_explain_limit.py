@@ -73,13 +73,6 @@ def main():
 """
 
 
-def test_entries_that_the_import_has_made(tmp_path: Path) -> None:
-    text = run(tmp_path / "demo.py", HIT, "main")
-    assert text.count("main runs") == 1
-    assert "entry 0/0" in text
-    assert "2 calls" in text
-
-
 def test_a_function_that_calls_none_of_them_is_compiled_itself(tmp_path: Path) -> None:
     text = run(tmp_path / "demo.py", HIT, "plain")
     assert "plain (" in text

@@ -64,27 +64,6 @@ def test_calls_over_the_limit_pass_a_limit_on_recompiles(tmp_path: Path) -> None
     assert (code, "ok    eager calls: 5 (no limit)" in text) == (0, True)
 
 
-def test_diff_tells_of_calls_over_the_limit(tmp_path: Path) -> None:
-    over_the_limit(tmp_path / "a", 1)
-    over_the_limit(tmp_path / "c", 6)
-    code, text = run(diff, tmp_path / "a", tmp_path / "c")
-    assert code == 1
-    assert "scaled: the recompile limit of 1 is reached: 5 calls" in text
-    code, text = run(diff, tmp_path / "c", tmp_path / "a")
-    assert (code, "- " in text) == (1, True)
-    assert run(diff, tmp_path / "c", tmp_path / "c") == (0, "no difference\n")
-
-
-def test_calls_of_what_was_compiled_before_the_watch(tmp_path: Path) -> None:
-    with torch._dynamo.config.patch(recompile_limit=1):
-        compiled = torch.compile(scaled, backend="eager")
-        compiled(X, "a"), compiled(X, "bb")
-        with torchloom.watch(tmp_path):
-            compiled(X, "ccc")
-    code, text = run(check_record, tmp_path, "--max-recompiles", 0)
-    assert (code, "OVER  eager calls: 1 (at most 0)" in text) == (1, True)
-
-
 def failed(path: Path) -> None:
     with torch._dynamo.config.patch(suppress_errors=True), torchloom.watch(path):
         torch.compile(scaled, backend=refuses)(X, "a")

@@ -48,7 +48,7 @@ def launched(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     environment = {name: at for name, at in environment.items() if name not in NOT_LAUNCHED}
     return subprocess.run(
         [sys.executable, "-m", "torchloom", "run", "--nproc", "2", str(folder / "train.py"), *argv],
-        capture_output=True, text=True, timeout=100, env=environment,
+        capture_output=True, text=True, timeout=300, env=environment,
     )  # fmt: skip
 
 

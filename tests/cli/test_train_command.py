@@ -104,7 +104,7 @@ def test_a_failing_worker_says_why_on_every_rank_and_fails_the_run(tmp_path):
     for name in NOT_LAUNCHED:
         environment.pop(name, None)
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment
     )
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -117,7 +117,7 @@ def test_a_launched_process_names_its_rank(tmp_path):
     environment = envs.child_environment({"WORLD_SIZE": "2", "RANK": "1"})
     result = subprocess.run(
         [sys.executable, "-m", "torchloom", "train", "--model", "lama"],
-        capture_output=True, text=True, timeout=60, env=environment,
+        capture_output=True, text=True, timeout=300, env=environment,
     )  # fmt: skip
     assert result.returncode == 1
     assert result.stderr.startswith("[rank 1] ConfigError: model 'lama'")

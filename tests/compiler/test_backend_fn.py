@@ -6,27 +6,13 @@ import sys
 
 import pytest
 
-from torchloom.backends import temporary_backend
 from torchloom.compiler import get_backend_fn
 from torchloom.errors import ConfigError
-
-
-def local_backend(gm, example_inputs):
-    return gm.forward
-
-
-def test_a_callable_is_itself() -> None:  # D3
-    assert get_backend_fn(local_backend) is local_backend
 
 
 @pytest.mark.parametrize("name", ["inductor", "eager", "aot_eager", "torchloom"])
 def test_a_known_name_stays_a_name(name: str) -> None:  # D3, debug names too
     assert get_backend_fn(name) == name
-
-
-def test_a_registered_name_is_known() -> None:
-    with temporary_backend(local_backend, name="mine.with.dots"):
-        assert get_backend_fn("mine.with.dots") == "mine.with.dots"
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ from torchloom.compiler import (
 from torchloom.errors import CompileError, ConfigError
 
 
-def test_an_absent_section_compiles_nothing() -> None:  # D2
-    config = get_compile_config({"train_batch_size": 8})
-    assert (config.enabled, config.backend, dict(config.kwargs)) == (False, "inductor", {})
-
-
 def test_a_section_is_read_and_left_alone() -> None:  # D18
     section = {"enabled": True, "backend": "aot_eager", "kwargs": {"dynamic": True}, "strict": True}
     whole = {"compile": section}
@@ -58,15 +53,6 @@ def test_passes_are_checked_against_the_stage() -> None:
 def test_bad_sections(section, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         get_compile_config({"compile": section})
-
-
-def test_bad_values_in_code() -> None:
-    with pytest.raises(ConfigError, match=r"compile.kwargs.backend"):
-        CompileConfig(kwargs={"backend": "eager"})
-    with pytest.raises(ConfigError, match="write true or false"):
-        CompileConfig(enabled="yes")
-    with pytest.raises(ConfigError, match="write an object"):
-        CompileConfig(kwargs=[1])
 
 
 def test_where_compiling_does_not_work(monkeypatch) -> None:  # D1, D14, D16

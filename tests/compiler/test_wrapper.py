@@ -153,20 +153,6 @@ def test_training_through_it() -> None:
     assert not wrapped.linear.training
 
 
-def test_settings_before_the_first_call() -> None:  # D9, D12
-    counting = Counting()
-    wrapped, _ = wrap(kwargs={"dynamic": True})
-    assert wrapped.torch_compile_kwargs == {"dynamic": True}
-    assert wrapped.backend == "eager"
-    wrapped.set_backend(counting)
-    wrapped.set_torch_compile_kwargs({"fullgraph": True})
-    assert wrapped.torch_compile_kwargs == {"dynamic": True, "fullgraph": True}
-    assert wrapped.backend is counting
-    wrapped(torch.ones(2, 4))
-    wrapped(torch.ones(5, 4))
-    assert counting.compiles == 1  # dynamic
-
-
 def test_settings_after_the_first_call_are_refused() -> None:  # D9: once a silent no-op
     wrapped, _ = wrap()
     wrapped(torch.ones(1, 4))
@@ -209,13 +195,6 @@ def test_compiler_fn_takes_precedence() -> None:  # D9
     assert seen == [model]
     assert wrapped.is_compiled
     assert counting.compiles == 0
-
-
-def test_disabled_runs_the_module() -> None:
-    wrapped, model = wrap(enabled=False)
-    x = torch.ones(1, 4)
-    assert torch.equal(wrapped(x), model(x))
-    assert not wrapped.is_compiled
 
 
 def test_never_compiled_twice() -> None:
@@ -265,14 +244,6 @@ def test_copies_compile_again(how, was_called: bool) -> None:
     assert wrapped.value == 9
 
 
-def test_deepcopy_inside_a_parent_keeps_sharing() -> None:
-    wrapped, _ = wrap()
-    parent = nn.ModuleList([wrapped, wrapped])
-    twin = copy.deepcopy(parent)
-    assert twin[0] is twin[1]
-    assert twin[0].linear.weight is not wrapped.linear.weight
-
-
 def test_torch_save_and_load() -> None:
     wrapped, model = wrap()
     buffer = io.BytesIO()
@@ -309,26 +280,6 @@ def test_a_modules_own_names_win() -> None:
     CompiledModuleWrapper.set_backend(wrapped, counting)
     wrapped(torch.ones(1, 2))
     assert counting.compiles == 1
-
-
-class OwnCall(nn.Module):
-    def forward(self, x):
-        return x + 1
-
-    def __call__(self, x):
-        return super().__call__(x) * 10
-
-
-def test_a_class_with_its_own_call_and_a_sequential() -> None:
-    counting = Counting()
-    wrapped, model = wrap(OwnCall(), backend=counting)
-    assert wrapped(torch.ones(1)).item() == model(torch.ones(1)).item() == 20
-    assert counting.compiles == 1
-    counting = Counting()
-    wrapped, model = wrap(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend=counting)
-    assert torch.equal(wrapped(torch.ones(1, 4)), model(torch.ones(1, 4)))
-    assert counting.compiles == 1
-    assert wrapped[0] is model[0]
 
 
 class Slotted(nn.Module):

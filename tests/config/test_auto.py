@@ -21,23 +21,10 @@ def test_the_callers_value_comes_first_and_is_noted():
     assert "given by the caller" in message(config, "gradient_clipping")
 
 
-def test_the_callers_value_is_checked_too():
-    checked = check_config({"gradient_clipping": "auto"}, auto={"gradient_clipping": "high"})
-
-    assert checked.errors[0].path == "gradient_clipping"
-
-
 def test_a_value_does_not_replace_what_is_written():
     config = load_config({"gradient_clipping": 2.0}, auto={"gradient_clipping": 0.5})
 
     assert config.gradient_clipping == 2.0
-
-
-def test_aliases_take_the_value_of_either_name():
-    document = {"zero_optimization": {"stage": 3, "prefetch_bucket_size": "auto"}}
-    for name in ("prefetch_bucket_size", "stage3_prefetch_bucket_size"):
-        config = load_config(document, auto={f"zero_optimization.{name}": 1000})
-        assert config.zero.prefetch_bytes == 4000
 
 
 def test_documented_defaults():

@@ -23,72 +23,46 @@ ZERO = "zero_optimization"
 # path in the document, value put there, path of the error (None: the same), words of the message
 BAD = [
     (f"{ZERO}.stage", 4, None, "from 0 to 3"),
-    (f"{ZERO}.stage", "4", None, "from 0 to 3"),
     (f"{ZERO}.stage", 1.5, None, "not a whole number"),
-    (f"{ZERO}.stage", True, None, "not a number"),
-    (ZERO, True, None, "not an object"),
     (f"{ZERO}.reduce_bucket_size", -1, None, "at least 0"),
-    (f"{ZERO}.reduce_bucket_size", 1.5e0, None, "not a whole number"),
     ("wall_clock_breakdown", "maybe", None, "without quotes"),
     (f"{ZERO}.offload_param", {"device": "nvme"}, f"{ZERO}.offload_param.device", "NVMe"),
     (f"{ZERO}.offload_param", {"device": "disk"}, f"{ZERO}.offload_param.device", '"nvme"'),
     (f"{ZERO}.mics_shard_size", 8, None, "shard_size"),
     (f"{ZERO}.zero_quantized_weights", True, None, "ZeRO++"),
     (f"{ZERO}.shard_size", 3, None, "use one of 1, 2, 4"),
-    (f"{ZERO}.shard_size", 0, None, "at least 1"),
-    ("train_batch_size", 0, None, "at least 1"),
     ("train_batch_size", 7, None, "set train_batch_size to 8"),
-    ("gradient_accumulation_steps", -1, None, "at least 1"),
     ("gradient_clipping", -1.0, None, "at least 0"),
     ("gradient_clipping", math.nan, None, "finite"),
     ("steps_per_print", 0, None, "above 0"),
-    ("seed", -1, None, "from 0"),
     ("fp16", {"enabled": True}, "bf16.enabled", "set one of them to false"),
-    ("fp16", {"enabled": False, "hysteresis": 0}, "fp16.hysteresis", "at least 1"),
     ("fp16", {"initial_scale_power": 200}, "fp16.initial_scale_power", "from 0 to 127"),
-    ("fp16", {"min_loss_scale": 1e9}, "fp16.min_loss_scale", "initial_scale_power"),
     ("fp16", {"fp16_master_weights_and_grads": True}, "fp16.fp16_master_weights_and_grads", "fp32"),
     ("bf16", "auto", None, "not an object"),
     ("communication_data_type", "int8", None, '"bf16"'),
-    ("optimizer.type", "Lamb", None, '"AdamW"'),
     ("optimizer.type", "AdamX", None, "nearest: Adam"),
-    ("optimizer", {"params": {}}, "optimizer.type", '"SGD"'),
     ("optimizer.params.lr", -1, None, "at least 0"),
-    ("optimizer.params.betas", [0.9], None, "2 numbers"),
     ("optimizer.params.betas", [0.9, 1.0], None, "out of range"),
     ("optimizer.params.weight_deacy", 0.1, None, "weight_decay?"),
     ("optimizer.params.max_grad_norm", 1.0, None, "gradient_clipping: 1.0"),
     ("optimizer.params.bias_correction", False, None, "always corrects"),
-    ("optimizer.params.fused", 2, None, "true or false"),
     ("scheduler.type", "WarmupLr2", None, "WarmupLR?"),
-    ("scheduler.type", "LambdaLR", None, "lr_scheduler"),
     ("scheduler.type", "WarmupDecayLR", "scheduler.params.total_num_steps", "needs it"),
-    ("scheduler.params.warmup_steps", 10, None, "warmup_num_steps?"),
     ("scheduler.params.warmup_type", "cubic", None, '"linear"'),
     ("compile.passes", ["z1"], None, "stage to 1"),
     ("compile.passes", ["autotp"], None, "tensor parallelism"),
     ("compile.passes", ["prefetch", "prefetch"], None, "twice"),
-    ("compile.passes", 3, None, "list of names"),
     ("compile.schedule", [[-5, ["zero3"]]], "compile.schedule[0][0]", "at least 0"),
     ("compile.schedule", [[5, ["zero2"]]], "compile.schedule[0][1]", "stage to 2"),
     ("compile.schedule", [[5, [["a", "2 cows"]]]], "compile.schedule[0][1][0][1]", "40GB"),
-    ("compile.schedule", [[0, "zero3"]], "compile.schedule[0][1]", "write [ ... ]"),
-    ("compile.schedule", [[0]], "compile.schedule[0]", "[step, [names]]"),
-    ("compile.schedule", [[0, [None]]], "compile.schedule[0][1][0]", "write a string"),
     ("compile.schedule", [[0, []], [0, []]], "compile.schedule[1][0]", "each step once"),
     ("compile.offload_activation", "cpu", None, "true or false"),
-    ("compile.offload_parameters", 2, None, "true or false"),
-    ("compile.symmetric_memory", "fast", None, "true or false"),
     ("compile.memory_budget", "lots", None, "40GB"),
-    ("compile.autoep_non_moe", True, None, "remove it"),
     ("compile.kwargs", {"fulgraph": True}, "compile.kwargs.fulgraph", "fullgraph?"),
     ("compile.kwargs", {"backend": "eager"}, "compile.kwargs.backend", "compile.backend"),
-    ("compile.dump_graphs", 3, None, "folder"),
     ("compile.backend", "", None, "write a string"),
-    ("compile", "inductor", None, "not an object"),
     ("amp", {"enabled": True}, None, "bf16.enabled"),
     ("torch_autocast", {"enabled": True}, "torch_autocast.enabled", "bf16"),
-    ("torch_autocast", {"dtype": "int8"}, "torch_autocast.dtype", "bf16"),
     (
         "torch_autocast",
         {"lower_precision_safe_modules": [3]},
@@ -99,11 +73,9 @@ BAD = [
     ("sequence_parallel_size", 2, None, "stage 3"),
     ("sparse_gradients", True, None, "sparse=False"),
     ("gradient_allreduce_op", "sum", None, "multiply the loss by the number of ranks"),
-    ("gradient_allreduce_op", "avg", None, '"mean" or "sum"'),
     (f"{ZERO}.zenflow", {"topk_ratio": 0.05}, None, "ZenFlow"),
     (f"{ZERO}.load_from_fp32_weights", False, None, "fp32 master shards"),
     ("data_types", {"grad_accum_dtype": "bf16"}, "data_types.grad_accum_dtype", "fp32"),
-    ("data_types", {"buffer_dtype": "bf16"}, "data_types.buffer_dtype", "cast the model's"),
     ("data_types", {"param_dtype": "fp16"}, "data_types.param_dtype", "fp16.enabled"),
     ("torch_autocast", {"dtype": "torch.float64"}, "torch_autocast.dtype", "not a floating type"),
     (
@@ -151,12 +123,6 @@ def test_all_errors_are_raised_at_once_one_line_each():
     }
 
 
-def test_errors_carry_the_name_that_was_written():
-    checked = check_config({"bfloat16": {"enabled": "maybe"}})
-
-    assert checked.errors[0].path == "bfloat16.enabled"
-
-
 def test_two_names_for_one_setting_must_agree():
     zero = {"stage": 3, "prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}
 
@@ -167,14 +133,3 @@ def test_passes_and_schedule_exclude_each_other():
     section = {"passes": ["prefetch"], "schedule": [[0, ["prefetch"]]]}
 
     assert check_config({"compile": section}).errors[0].path == "compile.schedule"
-
-
-def test_nesterov_needs_momentum():
-    optimizer = {"type": "SGD", "params": {"lr": 1, "nesterov": True}}
-
-    assert check_config({"optimizer": optimizer}).errors[0].path == "optimizer.params.nesterov"
-
-
-def test_a_world_without_ranks_is_refused():
-    with pytest.raises(ConfigError, match="at least 1"):
-        load_config({}, world_size=0)

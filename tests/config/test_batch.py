@@ -84,31 +84,11 @@ def test_two_values_that_do_not_divide_offer_a_size_that_does(train, ranks, othe
         assert not check_config({**document, TRAIN: int(offered[1])}, world_size=ranks).errors
 
 
-def test_an_unknown_world_takes_the_size_that_fits_and_says_so():
-    config = load_config({TRAIN: 64, MICRO: 4, ACCUM: 2})
-
-    assert triple(config) == (64, 4, 2)
-    assert "8 ranks" in config.notes[0].message
-
-
-def test_another_world_that_would_fit_is_named():
-    (error,) = check_config({TRAIN: 64, MICRO: 4, ACCUM: 2}, world_size=4).errors
-
-    assert "fits a world size of 8" in error.fix
-
-
 def test_auto_without_any_size_is_one_with_a_warning():
     config = load_config({TRAIN: "auto", MICRO: "auto", ACCUM: "auto"}, world_size=2)
 
     assert triple(config) == (2, 1, 1)
     assert (MICRO, "warning") in [(note.path, note.level) for note in config.notes]
-
-
-def test_null_accumulation_needs_a_batch_size():
-    document = {TRAIN: "auto", MICRO: "auto", ACCUM: None}
-
-    assert check_config(document).errors[0].path == ACCUM
-    assert triple(load_config(document, auto={MICRO: 2})) == (2, 2, 1)
 
 
 def test_a_bad_value_hides_the_triple_instead_of_a_second_error():

@@ -6,8 +6,6 @@ import pytest
 
 from torchloom.config import check_config, load_config
 
-ADAMW = {"type": "AdamW", "params": {"lr": "5e-5", "betas": ["0.9", 0.999], "eps": 1e-8}}
-
 
 def warnings_of(document: dict) -> dict[str, str]:
     checked = check_config(document, world_size=2)
@@ -79,32 +77,6 @@ def test_the_old_switches_of_offloads_are_translated():
     assert (config.offload.opt_states, config.offload.parameters) == (True, True)
 
 
-def test_the_first_name_of_the_old_switch_is_read_as_well():
-    document = {"zero_optimization": {"stage": 3, "cpu_offload_params": True}}
-
-    assert "write offload_param" in warnings_of(document)["zero_optimization.cpu_offload_params"]
-    assert load_config(document, world_size=2).offload.parameters
-    document["compile"] = {"symmetric_memory": True}
-    (error,) = check_config(document, world_size=2).errors
-    assert error.path == "zero_optimization.cpu_offload_params"
-
-
-def test_the_new_key_counts_where_both_are_given():
-    document = {
-        "zero_optimization": {
-            "stage": 2,
-            "cpu_offload": True,
-            "offload_optimizer": {"device": "none"},
-        }
-    }
-
-    assert (
-        "offload_optimizer is given, too" in warnings_of(document)["zero_optimization.cpu_offload"]
-    )
-    assert not load_config(document, world_size=2).offload.opt_states
-    assert load_config({"zero_optimization": {"cpu_offload": False}}).offload.opt_states is False
-
-
 @pytest.mark.parametrize("stage", [0, 1])
 def test_parameters_of_stages_that_keep_them_whole_stay(stage):
     document = {"zero_optimization": {"stage": stage, "offload_param": {"device": "cpu"}}}
@@ -122,21 +94,6 @@ def test_a_refusal_names_the_key_that_was_written():
     zero["cpu_offload_param"] = zero.pop("offload_param")["device"] == "cpu"
     (error,) = check_config(document, world_size=2).errors
     assert error.path == "zero_optimization.cpu_offload_param"
-
-
-def test_clipping_that_is_switched_off():
-    assert load_config({"gradient_clipping": False}).gradient_clipping == 0.0
-    (error,) = check_config({"gradient_clipping": True}).errors
-    assert "not a number" in str(error)
-
-
-def test_secondary_partitions_alone_change_no_number_and_are_no_error():
-    zero = {"stage": 3, "zero_hpz_partition_size": 8}
-    told = warnings_of({"zero_optimization": zero})["zero_optimization.zero_hpz_partition_size"]
-
-    assert "no effect" in told
-    assert "shard_size" in told
-    assert load_config({"zero_optimization": zero}, world_size=2).zero.shard_size is None
 
 
 @pytest.mark.parametrize(

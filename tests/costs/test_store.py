@@ -73,11 +73,6 @@ def test_damaged_files(text: str, caplog) -> None:
     assert load_table().ops == {"a": 1.0}
 
 
-def test_a_missing_file_that_was_named(tmp_path) -> None:
-    with pytest.raises(PlanError, match=r"no cost table at .*none\.json: run torchloom calibrate"):
-        load_table(path=tmp_path / "none.json")
-
-
 def test_the_slowest_of_all_ranks() -> None:
     slow = dataclasses.replace(
         table(a=1.0, b=5.0),
@@ -122,8 +117,3 @@ def test_a_rank_that_does_not_come_is_named(run_ranks) -> None:
         return str(e.value)
 
     assert "within 0.5 s" in run_ranks(2, fn)[0]
-
-
-def test_alone_nothing_is_exchanged() -> None:
-    own = table(a=1.0)
-    assert shared_table(own, "max") is own

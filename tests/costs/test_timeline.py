@@ -63,14 +63,6 @@ def test_what_compute_hides_is_not_exposed() -> None:
     assert timeline([blocked], QUIET, WORLD).exposed_us == pytest.approx(gather_us)
 
 
-def test_hidden_work_loads_compute() -> None:
-    gather_us = collective_us("all_gather", 512 * 512 * 4, WORLD, TABLE)
-    found = timeline([graph_of(40)], TABLE, WORLD)
-    assert found.loaded_us == pytest.approx(TABLE.network.load * gather_us)
-    assert found.copy_us == 0
-    assert found.total_us == pytest.approx(found.compute_us + found.loaded_us)
-
-
 def test_engines_work_in_order_and_beside_each_other() -> None:
     graph = fx.Graph()
     with torch._subclasses.FakeTensorMode():

@@ -126,14 +126,6 @@ def test_each_form_gets_its_arguments_and_its_edits_stay(fn):
     assert torch.equal(gm(x)[0], x.cos())
 
 
-def test_none_is_no_change():
-    num_edits, gm = run(lambda gm, bwd: None)
-    assert num_edits == 0
-    gm.recompile()
-    x = torch.linspace(-2, 2, 3)
-    assert torch.equal(gm(x)[0], x.sin())
-
-
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
@@ -148,19 +140,6 @@ def test_none_is_no_change():
 def test_a_signature_that_is_none_is_refused_by_name(fn, words):
     with pytest.raises(PassError, match=words):
         adapt("mine", fn)
-
-
-def test_a_wrong_result_is_refused():
-    with pytest.raises(PassError, match="returned a str"):
-        run(lambda graph: "graph")
-
-    def adds_an_input(graph):
-        with graph.inserting_before(next(iter(graph.nodes))):
-            graph.placeholder("more")
-        return graph
-
-    with pytest.raises(PassError, match="changed the graph's inputs"):
-        run(adds_an_input)
 
 
 def test_an_operator_of_deepspeed_is_named():

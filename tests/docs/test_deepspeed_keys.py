@@ -12,13 +12,13 @@ NOT_IN_THE_TABLE = (
     "non_finite", "max_consecutive_skips", "fp16.max_consecutive_skips", "timeouts", "seed",
     "checkpoint.async_save", "checkpoint.keep_last", "zero_optimization.shard_size", "trackio",
     "monitor_config", "tensorboard.", "wandb.", "csv_monitor.", "optimizer.params", "scheduler.",
-    "torch_autocast.enabled", "amp", "zero_optimization.offload_optimizer.pipeline",
+    "torch_autocast.enabled", "amp", "bf16.bf16_", "zero_optimization.offload_optimizer.pipeline",
     "zero_optimization.offload_optimizer.buffer_size", "zero_optimization.offload_optimizer.max_in_cpu",
     "zero_optimization.offload_param.pipeline", "zero_optimization.offload_param.fast_init",
     "zero_optimization.offload_param.ratio", "zero_optimization.offload_param.super_offload",
     "zero_optimization.offload_param.cpuadam_cores_perc",
     *(f"compile.{key}" for key in (
-        "enabled", "backend", "kwargs", "disable_passes", "schedule", "regions", "strict",
+        "enabled", "backend", "kwargs", "disable_passes", "schedule", "regions", "chunk_loss", "strict",
         "dump_graphs", "offload_activation_threshold", "memory_budget", "plan", "replan_step",
         "autoep_non_moe", "choose_kernels")),
 )  # fmt: skip

@@ -198,7 +198,7 @@ def test_each_mistake_has_its_error_on_every_rank(tmp_path) -> None:
     def fn(rank):
         return [error_of(lambda act=act: act(rank)) for act, *_ in mistakes]
 
-    for found in run_ranks(2, fn, timeout_s=120):
+    for found in run_ranks(2, fn, timeout_s=300):
         for (name, text), (_, kind, *words) in zip(found, mistakes, strict=True):
             assert name == kind.__name__, text
             assert all(word in text for word in words), text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 
 import pytest
 import torch
@@ -79,26 +77,3 @@ def test_a_copy_runs_inside_of_the_originals_forward(stage: int) -> None:
         return bool(expected > 0)
 
     assert run_ranks(2, fn) == [True, True]
-
-
-def test_a_pass_inside_of_another_keeps_nothing() -> None:
-    """Of the weights that both have gathered: shards go with their model."""
-
-    def fn(rank: int) -> list[bool]:
-        model = Rooted()
-        engine = sharded(model, stage=3, optimizer=SGD)
-        model.__dict__["teacher"] = copy.deepcopy(model)
-        engine.backward(engine(torch.randn(3, WIDTH)).square().mean())
-        engine.step()
-        engine.destroy()
-        shards = [weakref.ref(each) for each in model.parameters()]
-        # what this pass gathers is of a model that nothing follows
-        alone = sharded(nn.Linear(WIDTH, WIDTH), stage=3, optimizer=SGD)
-        alone(torch.randn(3, WIDTH))
-        alone.destroy()
-        shards += [weakref.ref(each) for each in alone.module.parameters()]
-        del model, engine, alone
-        gc.collect()
-        return [each() is None for each in shards]
-
-    assert all(map(all, run_ranks(2, fn)))

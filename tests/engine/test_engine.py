@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 
 import pytest
@@ -158,15 +157,6 @@ def test_fp16_skips_a_step_that_overflows(stage: int) -> None:
         assert result == (True, False, 1, 2.0**7, True)
 
 
-def test_static_loss_scale_changes_nothing_but_rounding() -> None:
-    def fn(rank, scale):
-        engine, _model = make_engine(fp16={"enabled": True, "loss_scale": scale})
-        return train(engine, rank, 5)
-
-    # Powers of two scale exactly, away from the ends of fp16's range.
-    assert run_ranks(2, fn, 16.0)[0] == pytest.approx(run_ranks(2, fn, 64.0)[0], rel=1e-3)
-
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_users_optimizer_object_and_factory(stage: int) -> None:
     def fn(rank, how):
@@ -269,35 +259,6 @@ def test_a_config_can_ask_the_engine_to_compile_itself() -> None:
     assert run_ranks(2, fn) == [(True, 1)] * 2
 
 
-def test_a_backend_named_twice_is_told(caplog) -> None:
-    def fn(rank):
-        engine, _ = make_engine(3)
-        kwargs = {"backend": "inductor"}
-        with caplog.at_level("WARNING", logger="torchloom"):
-            engine.compile(backend="aot_eager", compile_kwargs=kwargs)
-        return engine._compiled.session.backend, kwargs, "the argument is used" in caplog.text
-
-    assert run_ranks(1, fn) == [("aot_eager", {"backend": "inductor"}, True)]
-
-
-def test_two_engines_in_one_process() -> None:
-    def fn(rank):
-        alone, _ = make_engine(3, seed=1)
-        expected = train(alone, rank, 3)
-        one, _ = make_engine(3, seed=1)
-        two, _ = make_engine(2, seed=2)
-        one.compile(backend="aot_eager")
-        two.compile(backend="aot_eager")
-        losses = []
-        for step in range(3):
-            losses += train(one, rank, 1, first=step)
-            train(two, rank, 1, first=step)
-        return losses, expected
-
-    for losses, expected in run_ranks(2, fn):
-        assert losses == pytest.approx(expected, rel=1e-5)
-
-
 def broken(gm, ctx):
     """Leave a node that reads a value before it is made."""
     first, *_, last = (n for n in gm.graph.nodes if n.op == "call_function")
@@ -346,37 +307,6 @@ def test_a_broken_pass_is_an_error_when_strict() -> None:
         assert "broken" in text
 
 
-def test_graph_breaks_train_correctly() -> None:
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
-
-        def forward(self, x):
-            x = self.a(x).relu()
-            torch._dynamo.graph_break()
-            return self.b(x).square().mean()
-
-    def fn(rank, compiled):
-        engine, *_ = torchloom.initialize(model=Broken(), config=settings())
-        if compiled:
-            engine.compile(backend="aot_eager")
-        generator = torch.Generator().manual_seed(rank)
-        losses = []
-        for _ in range(4):
-            loss = engine(torch.randn(4, 16, generator=generator))
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        return losses, len(engine.compile_report().graphs)
-
-    compiled, eager = run_ranks(2, fn, True), run_ranks(2, fn, False)
-    for (ours, num_graphs), (expected, _) in zip(compiled, eager, strict=True):
-        assert ours == pytest.approx(expected, rel=1e-6)
-        assert num_graphs == 2
-
-
 def test_dump_graphs(tmp_path) -> None:
     def fn(rank):
         engine, _ = make_engine(
@@ -390,17 +320,3 @@ def test_dump_graphs(tmp_path) -> None:
     assert "graph0.joint.00.captured.txt" in names
     assert "graph0.forward.02.place.txt" in names
     assert "gather_start" in (tmp_path / "graph0.forward.02.place.txt").read_text()
-
-
-def test_state_dict_is_that_of_the_plain_model() -> None:
-    def fn(rank):
-        _engine, model = make_engine()
-        found = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
-        other = copy.deepcopy(tricky(4).state_dict())
-        model.load_state_dict(other)
-        return found, all(torch.equal(other[k], v) for k, v in model.state_dict().items())
-
-    expected = {name: (v.shape, v.dtype) for name, v in tricky().state_dict().items()}
-    for found, loaded in run_ranks(2, fn):
-        assert found == expected
-        assert loaded

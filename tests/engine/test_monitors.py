@@ -16,8 +16,8 @@ import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import make_engine, settings, train
-from torchloom.config import check_config, load_config
-from torchloom.config.monitors import FolderConfig, MonitorsConfig, WandbConfig, require_packages
+from torchloom.config import load_config
+from torchloom.config.monitors import require_packages
 from torchloom.errors import ConfigError
 from torchloom.events import Recorder, StepEnded
 
@@ -176,17 +176,6 @@ def test_wandb_starts_a_run_on_rank_0() -> None:
         assert data["torchloom/grad_norm"] > 0
 
 
-def test_wandb_logs_to_the_run_that_is_open() -> None:
-    def fn(rank):
-        run = FakeRun()
-        sys.modules["wandb"] = module = fake_wandb(run)
-        engine, _ = make_engine(0, wandb={"enabled": True})
-        train(engine, rank, 1)
-        return len(module.started), len(run.logged)
-
-    assert run_ranks(1, fn) == [(0, 1)]
-
-
 def test_a_monitor_that_cannot_be_opened_costs_one_warning() -> None:
     def fn(rank):
         sys.modules["wandb"] = fake_wandb(error=ConnectionError("no route to host"))
@@ -201,28 +190,6 @@ def test_a_monitor_that_cannot_be_opened_costs_one_warning() -> None:
     told = [text for text in told if "wandb" in text]
     assert len(told) == 1 and none == []
     assert "wandb of the config failed (ConnectionError: no route to host)" in told[0]
-
-
-def test_a_folder_that_vanishes_costs_one_warning(tmp_path) -> None:
-    section = {"enabled": True, "output_path": str(tmp_path), "job_name": "run"}
-
-    def fn(rank):
-        engine, _ = make_engine(3, csv_monitor=section)
-        if rank == 0:
-            (tmp_path / "run").rmdir()
-            (tmp_path / "run").write_text("a file")
-        told = warnings_of(lambda: train(engine, rank, 2))
-        if rank == 0:
-            (tmp_path / "run").unlink()
-            (tmp_path / "run").mkdir()
-        train(engine, rank, 3, first=2)
-        return told, engine.global_steps
-
-    (told, steps), (none, _) = run_ranks(2, fn)
-    assert len(told) == 1 and "csv_monitor of the config" in told[0] and none == []
-    assert steps == 5
-    written = rows(tmp_path / "run" / "Train_Samples_lr.csv")
-    assert written[1:] != []  # it goes on once it can
 
 
 def test_a_full_disk_costs_a_warning_and_writing_goes_on_later(tmp_path) -> None:
@@ -288,32 +255,6 @@ def test_a_package_that_is_missing_is_refused_before_anything_starts(monkeypatch
         with pytest.raises(ConfigError, match=rf"{name}.enabled: the package {name} is not inst"):
             torchloom.initialize(model=tricky(), config=config)
     require_packages(load_config({"csv_monitor": {"enabled": True}}).monitors)
-
-
-def test_sections_are_read_as_deepspeed_does() -> None:
-    found = load_config(
-        {
-            "tensorboard": {"enabled": True, "output_path": "", "job_name": "j"},
-            "wandb": {"enabled": True, "team": "t"},
-            "csv_monitor": {"enabled": True, "output_path": None},
-        }
-    )
-    assert not [note for note in found.notes if note.level == "warning"]
-    assert found.monitors == MonitorsConfig(
-        tensorboard=FolderConfig(output_path="", job_name="j"),
-        wandb=WandbConfig(project="deepspeed", team="t", group=None),
-        csv=FolderConfig(output_path="", job_name="DeepSpeedJobName"),
-    )
-    assert found.monitors.sections == ("tensorboard", "wandb", "csv_monitor")
-    assert load_config({"tensorboard": {"enabled": False}}).monitors == MonitorsConfig()
-
-
-def test_wrong_values_are_refused_by_path() -> None:
-    found = check_config({"tensorboard": {"enabled": True, "output_path": 3, "jobname": "x"}})
-    assert {str(error) for error in found.errors} == {
-        "tensorboard.jobname: unknown key; did you mean tensorboard.job_name?",
-        "tensorboard.output_path: 3 is not text; write a string",
-    }
 
 
 @pytest.mark.parametrize("whole", [False, True])

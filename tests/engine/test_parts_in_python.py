@@ -32,13 +32,6 @@ class Disabled(Traced):
         return torch.relu(self.lin(x)) + x
 
 
-class Broken(Traced):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x)
-        torch._dynamo.graph_break()
-        return torch.relu(y) + x
-
-
 class Checkpointed(Traced):
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
@@ -52,14 +45,6 @@ class Hooked(Traced):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
             return torch.relu(self.lin(x)) + x
-
-
-class Derived(Traced):
-    """Takes a derivative of a function of its own inside forward; torch refuses hooks around that."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        slope = torch.func.grad(lambda t: (t**3).sum())(x)
-        return torch.tanh(self.lin(x)) + 0.1 * slope
 
 
 def sharded(model: nn.Module, *, stage: int = 3, batch: int = 3, **sections: object) -> Any:
@@ -108,7 +93,6 @@ def both(rank: int, kinds: tuple[type[Traced], ...], backend: str):
     "kinds",
     [
         (Traced, Disabled, Disabled, Disabled),
-        (Disabled, Broken, Disabled, Traced),
         (Checkpointed, Traced, Checkpointed),
     ],
     ids=lambda kinds: "-".join(kind.__name__ for kind in kinds),
@@ -118,22 +102,6 @@ def test_no_whole_weight_waits_for_backward(kinds, backend) -> None:
     for eager, compiled in run_ranks(2, both, kinds, backend, timeout_s=300):
         assert eager < WEIGHT_BYTES // 2  # the activations of three samples
         assert compiled < WEIGHT_BYTES // 2
-
-
-def test_graphs_may_take_derivatives_of_their_own() -> None:
-    """Dynamo traces them away; in Python torch refuses them, as there are hooks around."""
-
-    def fn(rank: int) -> bool:
-        kinds = (Derived, Disabled, Derived)
-        torch.manual_seed(3)
-        plain = nn.Sequential(*[kind() for kind in kinds])
-        expected = plain(torch.randn(3, WIDTH)).square().mean().item()
-        losses, kept, _ = train(kinds, "aot_eager")
-        assert kept < WEIGHT_BYTES // 2
-        assert losses[0] == pytest.approx(expected)
-        return True
-
-    assert run_ranks(2, fn) == [True, True]
 
 
 def test_hooks_of_the_user_inside_go_first() -> None:
@@ -207,30 +175,6 @@ class Clamped(Traced):
         with torch.no_grad():
             self.lin.weight.clamp_(-0.01, 0.01)
         return torch.relu(self.lin(x))
-
-
-class ClampedWhere(Traced):
-    @torch.compiler.disable
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.lin.weight
-        y = torch.nn.functional.linear(x, weight)
-        with torch.no_grad():
-            weight.clamp_(-0.01, 0.01)
-        return y
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("kind", [Clamped, ClampedWhere])
-def test_writes_that_would_be_lost_are_refused(kind, stage) -> None:
-    def fn(rank: int) -> str:
-        engine = sharded(nn.Sequential(Traced(), kind()), stage=stage)
-        engine.compile(backend="aot_eager")
-        with pytest.raises(torchloom.errors.ShardError) as caught:
-            engine(torch.ones(3, WIDTH))
-        return str(caught.value)
-
-    for text in run_ranks(2, fn):
-        assert "forward writes into the weight '1.lin.weight'" in text
 
 
 def test_evaluation_keeps_nothing_and_hooks_end_with_the_call() -> None:

@@ -112,40 +112,34 @@ def within(flat: Run, found: Run, budget: int) -> None:
     assert abs(found.measured_bytes - found.plan.peak_bytes - beside) <= 64
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_budgets_are_kept_by_few_bodies(stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "num_ranks"), [(0, 1), (3, 2)], ids=["0", "3"])
+def test_budgets_are_kept_by_few_bodies(stage: int, num_ranks: int, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 
-    def run(rank: int) -> tuple[Run, list[tuple[int, Run]], Run, str]:
+    def run(rank: int) -> tuple[Run, Run, int, Run, str]:
         flat = train(llama, rank, budget=BOUNDLESS, regions=False, stage=stage)
-        free, runs = flat.whole_bytes - flat.plan.peak_bytes, []
-        for share in (0.75, 0.5):
-            budget = free + int(share * flat.plan.peak_bytes)
-            runs.append((budget, train(llama, rank, budget=budget, stage=stage)))
+        free = flat.whole_bytes - flat.plan.peak_bytes
+        budget = free + 3 * flat.plan.peak_bytes // 4
+        found = train(llama, rank, budget=budget, stage=stage)
         if rank == 0:
-            path.write_text(runs[-1][1].json)
+            path.write_text(found.json)
         torch.distributed.barrier()
         followed = train(llama, rank, budget=budget, stage=stage, plan=str(path))
         with pytest.raises(TorchloomError) as error:
             train(llama, rank, budget=free + flat.plan.peak_bytes // 10, stage=stage)
-        return flat, runs, followed, str(error.value)
+        return flat, found, budget, followed, str(error.value)
 
-    for flat, runs, followed, refusal in run_ranks(2, run, timeout_s=500):
-        extra_us = []
-        for budget, found in runs:
-            assert found.calls == [4] and found.reasons == ()
-            within(flat, found, budget)
-            assert len(set(found.choices)) <= 3
-            extra_us.append(found.plan.extra_us)
-        assert 0 < extra_us[0] < extra_us[1]
+    for flat, found, budget, followed, refusal in run_ranks(num_ranks, run, timeout_s=500):
+        assert found.calls == [4] and found.reasons == ()
+        within(flat, found, budget)
+        assert found.plan.extra_us > 0
         # What binds is kept by a mixture: some layers keep more than others.
-        assert len({len(each) for _, found in runs for each in found.choices}) > 1
-        last = runs[-1][1]
+        assert len(set(found.choices)) <= 3 and len({len(each) for each in found.choices}) > 1
         assert followed.calls == [4]
-        assert followed.plan.recompute == last.plan.recompute
-        assert followed.losses == last.losses
-        assert followed.measured_bytes == last.measured_bytes
-        assert "Raise compile.memory_budget by at least" in refusal
+        assert followed.plan.recompute == found.plan.recompute
+        assert followed.losses == found.losses
+        assert followed.measured_bytes == found.measured_bytes
+        assert refusal.startswith("infeasible: ") and "Raise" in refusal
 
 
 SHARDED = {

@@ -69,19 +69,6 @@ def test_rates_are_deepspeeds(case) -> None:
                 assert pair == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("number", [0, 4, 21])
-def test_rates_in_tensors_stay_in_place(number) -> None:
-    case = CASES[number]
-    optimizer, schedule = build(case, tensor_rate=True)
-    rates, taken = [group["lr"] for group in optimizer.param_groups], {"rates": [], "betas": []}
-    follow(case, optimizer, schedule, range(len(case["rates"])), taken)
-    assert all(
-        group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True)
-    )
-    for found, wanted in zip(taken["rates"], case["rates"], strict=True):
-        assert found == pytest.approx(wanted, rel=1e-6, abs=1e-18)
-
-
 def test_a_list_of_another_length_than_the_groups_is_an_error() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     with pytest.raises(ConfigError, match=r"warmup_max_lr: 2 values for 1 parameter groups; write"):
@@ -165,15 +152,6 @@ def test_a_cycle_tells_its_momentum() -> None:
     assert told == [[(pytest.approx(beta), 0.99)] for beta in (0.9, 0.85, 0.8, 0.85)]
     still = make_scheduler("OneCycle", {**params, "cycle_momentum": False}, optimizer)
     assert still.get_mom() is None
-
-
-def test_a_warmup_to_the_optimizers_own_rate_in_a_tensor_rises_to_it() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.1))
-    warmup = make_scheduler("WarmupLR", {"warmup_num_steps": 2}, optimizer)
-    for _ in range(4):
-        optimizer.step()
-        warmup.step()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
 def test_schedules_tell_their_settings_by_deepspeeds_names() -> None:

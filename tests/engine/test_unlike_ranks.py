@@ -187,29 +187,6 @@ def test_unfreezing(stage, backend) -> None:
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
 
 
-def test_gathered_inside_of_gathered() -> None:
-    def fn(rank):
-        model = torchloom.shard_model(net(), stage=3, persistence_threshold=0)
-        before = model.state_dict()
-        with gathered(model, modifier_rank=0):
-            with gathered(model.layers[1].weight, modifier_rank=0), torch.no_grad():
-                model.layers[1].weight.mul_(2)
-            assert model.layers[1].weight.shape == (WIDTH, WIDTH)
-            with gathered(model), torch.no_grad():
-                model.layers[2].weight.mul_(3)
-        after = model.state_dict()
-        with gathered(model, ["layers.0.weight"]):
-            text = told(gathered(model, modifier_rank=0).__enter__)
-        model(batch(rank, 0)).backward()
-        return before, after, text
-
-    for before, after, text in run_ranks(2, fn):
-        for index, factor in enumerate((1, 2, 3, 1)):
-            name = f"layers.{index}.weight"
-            assert torch.equal(after[name], factor * before[name])
-        assert "'layers.0.weight' is gathered by an outer gathered() block" in text
-
-
 def test_a_shape_that_gathered_refuses_leaves_the_model_as_it_was() -> None:
     def fn(rank):
         model = torchloom.shard_model(net(), stage=3, persistence_threshold=0)

@@ -165,28 +165,6 @@ def test_boundaries_and_factors_of_the_callers() -> None:
     run_ranks(2, fn)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_two_engines_of_one_loss(stage: int) -> None:
-    def fn(rank):
-        results = []
-        for backward in (
-            lambda engine, loss: engine.backward(loss),
-            lambda _, loss: loss.backward(),
-        ):
-            one, other = (engine_of(stage, gradient_accumulation_steps=2) for _ in range(2))
-            for step in range(4):
-                x = batch(2 * step + rank)
-                backward(one, (other(one(x)["out"])["out"] - one(x)["hidden"]).square().mean())
-                one.step()
-                other.step()
-            assert one.global_steps == other.global_steps == 2
-            results.append([e.clone() for engine in (one, other) for e in engine.parameters()])
-        for mine, theirs in zip(*results, strict=True):
-            assert torch.equal(mine, theirs)
-
-    run_ranks(2, fn)
-
-
 def test_without_managed_accumulation_each_step_updates(tmp_path) -> None:
     """Some backward passes and one step are the managed micro-steps, also from `train_batch` and after a resume."""
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import torchloom
 from support.pool import run_ranks
-from torchloom.errors import EngineError, ShardError
+from torchloom.errors import ShardError
 from torchloom.shard import full_state_dict
 
 WIDTH = 7
@@ -151,20 +151,6 @@ def test_a_weight_that_forward_sets_anew_stays_so(stage: int) -> None:
     assert run_ranks(2, fn) == [pytest.approx(0.1, rel=1e-4)] * 2
 
 
-def test_parameters_over_the_same_memory_are_refused() -> None:
-    def fn(rank):
-        net = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
-        engine = started(net, 1)
-        net[1].weight.data = net[0].weight.data
-        engine.backward(engine(torch.ones(3, 5)).sum())
-        with pytest.raises(ShardError, match=r"'1\.weight' and '0\.weight' share memory"):
-            engine.step()
-        net[1].weight.data = net[0].weight.data.clone()
-        engine.step()
-
-    run_ranks(2, fn)
-
-
 def test_another_shape_is_refused() -> None:
     def fn(rank):
         net = nn.Sequential(nn.Linear(5, 5))
@@ -246,22 +232,6 @@ def test_a_group_may_be_added(stage: int) -> None:
         optimizer.zero_grad()
     for found in run_ranks(2, fn):
         assert_close(found, state(net))
-
-
-def test_local_gradients_are_not_stepped_by_accident() -> None:
-    def fn(rank):
-        net = model()
-        engine = started(net, 1)
-        engine.backward(engine(batch(0, rank)).square().mean())
-        before = state(net)
-        with pytest.raises(EngineError, match=r"call engine\.step\(\)"):
-            engine.optimizer.step()
-        assert_close(state(net), before)
-        engine.step()
-        engine.optimizer.step()  # nothing waits: nothing happens
-        return True
-
-    assert run_ranks(2, fn) == [True, True]
 
 
 def test_an_optimizer_that_gives_parameters_new_data() -> None:

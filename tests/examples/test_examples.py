@@ -171,7 +171,7 @@ def _ask(port: int, prompt: str, num: int) -> tuple[bytes, float] | None:
     """Ask for text; return it and the seconds that it took, None if the request was refused."""
     started = time.perf_counter()
     body = json.dumps({"prompt": prompt, "max_bytes": num})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("POST", "/generate", body)
         answer = connection.getresponse()
@@ -182,7 +182,7 @@ def _ask(port: int, prompt: str, num: int) -> tuple[bytes, float] | None:
 
 
 def _get(port: int, path: str) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("GET", path)
         return connection.getresponse().read()

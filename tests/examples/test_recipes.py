@@ -164,7 +164,7 @@ def test_the_job_of_slurm_is_that_of_the_page_and_starts_its_tasks(folder, tmp_p
         env=envs.child_environment({"PATH": f"{tmp_path}:{os.environ['PATH']}", **job}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert re.search(r"^step 10 of 10", done.stdout, re.MULTILINE), done.stdout + done.stderr
 

@@ -56,7 +56,7 @@ def starts_in(lines: list[str]) -> list[tuple[int, int, int]]:
 def test_killed_ranks_cost_only_steps_since_the_last_checkpoint(tmp_path: Path):
     options = ["--steps", "24", "--save-every", "4"]
     with torchrun(*options, "--out", tmp_path / "whole") as process:
-        expected = losses_in((process.communicate(timeout=120)[0]).splitlines())
+        expected = losses_in((process.communicate(timeout=300)[0]).splitlines())
     assert process.returncode == 0
     lines: list[str] = []
     kills = [(6, 1), (15, 0)]  # after this step, this rank; once in each of the first two starts
@@ -69,7 +69,7 @@ def test_killed_ranks_cost_only_steps_since_the_last_checkpoint(tmp_path: Path):
                 os.kill(
                     [pid for each, pid, _ in starts_in(lines) if each == rank][-1], signal.SIGKILL
                 )
-        process.wait(timeout=60)
+        process.wait(timeout=300)
 
     assert process.returncode == 0, "\n".join(lines)
     assert losses_in(lines) == expected
@@ -83,5 +83,5 @@ def test_killed_ranks_cost_only_steps_since_the_last_checkpoint(tmp_path: Path):
     shutil.rmtree(tmp_path / "killed/global_step24")
     (tmp_path / "killed/latest").write_text("global_step20")
     with torchrun(*options, "--out", tmp_path / "killed", num_ranks=1) as process:
-        alone = losses_in((process.communicate(timeout=120)[0]).splitlines())
+        alone = losses_in((process.communicate(timeout=300)[0]).splitlines())
     assert alone == pytest.approx({step: expected[step] for step in range(21, 25)}, rel=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -79,9 +78,7 @@ def test_a_rank_that_has_ended_is_named_at_once() -> None:
             exchange.texts("the plan", "a")
         return str(caught.value)
 
-    started = time.monotonic()
     assert "ranks [1] did not reach 'the plan'" in SimulatedWorld(3).run(fn)[2]
-    assert time.monotonic() - started < 30
 
 
 def test_a_rank_that_fails_fails_the_world() -> None:

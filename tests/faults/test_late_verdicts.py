@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,36 +23,32 @@ def tell_this_rank() -> None:
 
 
 def test_between_the_messages_and_the_wait_for_them() -> None:
-    def fn(rank: int) -> float:
+    def fn(rank: int) -> None:
         comm = get_communicator(dist.group.WORLD)
         comm.sum_(torch.ones(1), "first")
         if rank == 0:
             default_store().wait(["judged"])  # alive, and not to come
-            return 0.0
-        started = time.monotonic()
+            return
         shard = torch.ones(2)
         fulls = comm.begin_gather([shard], torch.float32, ["weight"])
         tell_this_rank()
         with pytest.raises(AgreementError, match="different programs"):
             comm.wait(fulls)
         default_store().set("judged", "")
-        return time.monotonic() - started
 
-    assert max(run_ranks(2, fn, timeout_s=60)) < 5
+    run_ranks(2, fn)
 
 
 def test_before_a_collective_of_torchs_own() -> None:
-    def fn(rank: int) -> float:
+    def fn(rank: int) -> None:
         get_communicator(dist.group.WORLD).sum_(torch.ones(1), "first")
         if rank == 0:
             default_store().wait(["judged"])
-            return 0.0
-        started = time.monotonic()
+            return
         tell_this_rank()
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(3))
         assert POSITION.verdict == VERDICT
         default_store().set("judged", "")
-        return time.monotonic() - started
 
-    assert max(run_ranks(2, fn, timeout_s=60)) < 5
+    run_ranks(2, fn)

@@ -9,7 +9,6 @@ import sys
 import time
 import uuid
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ from faults.matrix.forkserver import ForkServer
 from faults.matrix.judge import Observation, Seen, judge
 from faults.matrix.programs import PROGRAMS
 from faults.matrix.ranks import LIBRARIES, run_case
-from faults.matrix.table import Row
 
 CASE = Case(name="a case", program="ends", ends=(told("rank 1", "in step"), killed(9)))
 SAID = "[rank 0] PeerLostError: rank 1 has ended; rank 0 waits for it, in step 3"
@@ -50,11 +48,8 @@ def test_a_case_that_ends_as_it_must() -> None:
         ((0, ""), "SILENT", "ended with 0"),
         ((1, ""), "SILENT", "says nothing"),
         ((1, "[rank 0] ValueError: rank 0 in step 1"), "SILENT", "'rank 1'"),
-        ((1, f"rank 1 in step\n{SAID[:30]}"), "SILENT", "'in step'"),
         ((1, f'  File "{LIBRARIES[0]}a.py", line 3, in f\n{SAID}'), "NOISE", "library"),
         ((1, f"Traceback (most recent call last):\n{SAID}"), "NOISE", "traceback"),
-        ((1, f"frame #0: c10::Error\n{SAID}"), "NOISE", "frame #0"),
-        ((1, f"[rank0]:[E1123 03:00 abc.cpp] bad\n{SAID}"), "NOISE", "E1123"),
     ],
 )
 def test_what_must_not_be_seen(first, word: str, why: str) -> None:
@@ -88,25 +83,13 @@ def test_right_programs(outputs, word: str) -> None:
     assert judge(observed(*outputs, case=RIGHT)).word == word
 
 
-def test_exit_codes_of_the_matrix() -> None:
-    rows = [
-        Row(name="a", outcome=judge(each), seconds=1.0, took_s=2.0, outputs={})
-        for each in (observed((1, SAID), (-9, "")), observed((0, ""), (-9, "")))
-    ]
-    assert table.exit_code(rows[:1]) == 0
-    assert table.exit_code(rows) == 1
-    assert table.exit_code([]) == 1
-    assert "1 SILENT, 1 told" in table.summary(rows, 3.0)
-    assert "rank 0 ended with 0" in rows[1].text(200)
-
-
 def test_processes_that_stay_are_found_whoever_their_parent_is() -> None:
     token = uuid.uuid4().hex
     script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, traces.TOKEN: token}, check=True
     )
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while not (left := traces.processes_of(token)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(left) == 1
@@ -114,18 +97,6 @@ def test_processes_that_stay_are_found_whoever_their_parent_is() -> None:
     while traces.processes_of(token) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not traces.processes_of(token)
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
-def test_shared_memory_counts_once_nobody_holds_it() -> None:
-    before = traces.shared_entries()
-    path = Path("/dev/shm") / f"torchloom-test-{os.getpid()}"
-    try:
-        with path.open("w"):
-            assert path.name not in traces.forgotten_entries(before)
-        assert path.name in traces.forgotten_entries(before)
-    finally:
-        path.unlink()
 
 
 def test_names_are_unique_and_programs_exist() -> None:

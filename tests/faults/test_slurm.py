@@ -94,7 +94,7 @@ class Tasks:
     def end(self) -> list[str]:
         """Wait for both; return what each printed, unless one failed."""
         try:
-            texts = [process.communicate(timeout=60)[0] for process in self.processes]
+            texts = [process.communicate(timeout=300)[0] for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()

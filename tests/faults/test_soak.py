@@ -69,13 +69,6 @@ def test_one_changed_bit_is_reported(tmp_path) -> None:
     assert differences(one, _end(tmp_path / "half", weight.half())) != []
 
 
-def test_a_run_without_an_end_is_reported(tmp_path) -> None:
-    one = _end(tmp_path / "one", torch.ones(1))
-    (tmp_path / "none").mkdir()
-    assert "has not come to its end" in differences(one, tmp_path / "none")[0]
-    assert differences(tmp_path / "none", tmp_path / "none") != []
-
-
 def _life(grows: float = 0, threads: int = 0, descriptors: int = 0) -> list[dict[str, int]]:
     return [
         {

@@ -6,7 +6,6 @@ import os
 import pty
 import resource
 import signal
-import subprocess
 import sys
 import time
 
@@ -64,7 +63,7 @@ def test_a_killed_worker_is_named(grow) -> None:
     tree = grow("--steps", 100_000)
     tree.await_line("step 2/")
     os.kill(tree.workers()[1], signal.SIGKILL)
-    assert tree.end(limit_s=60) == 1
+    assert tree.end() == 1
     assert "torchloom train: rank 1 was killed by SIGKILL" in tree.text
     assert "Traceback" not in tree.text
     tree.assert_gone()
@@ -102,7 +101,7 @@ def test_a_closed_terminal_saves_and_ends_the_run(tmp_path) -> None:
         os.execvpe(argv[0], argv, envs.child_environment({"OMP_NUM_THREADS": "1"}))
     metrics = tmp_path / "out" / "metrics.jsonl"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             assert time.monotonic() < deadline
             read_some(terminal)
@@ -124,7 +123,7 @@ def read_some(terminal: int) -> bytes:
 def test_stopped_before_anything_is_saved(grow) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         tree = grow("--steps", 100_000)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while len(tree.workers()) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         tree.process.send_signal(number)
@@ -142,23 +141,9 @@ def test_full_memory_is_told_with_rank_and_phase(grow, tmp_path) -> None:
         file.truncate(60 << 20)
     sizes = ("--micro-batch", 50_000, "--seq-len", 512)
     tree = grow("--steps", 3, *sizes, "--data", text, limits=limit)
-    assert tree.end(60) == 1, tree.text
+    assert tree.end() == 1, tree.text
     assert "] NoMemoryError: rank " in tree.text
     assert "ran out of host memory" in tree.text
     assert "--micro-batch" in tree.text
     assert "Traceback" not in tree.text
     tree.assert_gone()
-
-
-def test_wrong_variables_are_one_sentence(tmp_path) -> None:
-    argv = ["train", "--no-compile", "--data", __file__, "--out", str(tmp_path), "--seq-len", "16"]
-    variables = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
-    done = subprocess.run(
-        [sys.executable, "-m", "torchloom", *argv],
-        capture_output=True, text=True, timeout=40, check=False,
-        env=envs.child_environment(variables),
-    )  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert "ConfigError" in line
-    assert "RANK=2 is out of range for WORLD_SIZE=2" in line

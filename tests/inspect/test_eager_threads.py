@@ -23,12 +23,6 @@ def over_its_limit() -> Callable[..., torch.Tensor]:
     return compiled
 
 
-def in_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 def test_threads_that_run_at_the_same_time() -> None:
     compiled = over_its_limit()
     gate = threading.Barrier(5)
@@ -87,14 +81,3 @@ def test_a_compile_that_has_begun_when_the_watch_ends_is_no_eager_call(monkeypat
     done.set()
     thread.join()
     assert w.record.num_eager_calls == 0
-
-
-def test_a_compile_in_a_thread_does_not_take_the_call_of_another() -> None:
-    compiled = over_its_limit()
-    other = torch.compile(lambda x: x * 2, backend="eager")
-    with torchloom.watch() as w:
-        compiled(X, "ccc")
-        in_thread(lambda: other(X))
-        in_thread(lambda: compiled(X, "ccc"))
-        in_thread(lambda: other(torch.ones(3)))
-    assert w.record.num_eager_calls == 2

@@ -122,31 +122,6 @@ def test_whole_graphs_or_the_original() -> None:
         torchloom.jit(f._fn, backend="eager", fullgraph=True, strict=True)(torch.ones(2))
 
 
-def test_errors_of_the_function_itself_are_its_own() -> None:
-    @torchloom.jit(backend="eager")
-    def f(x):
-        return x + torch.ones(3)
-
-    with pytest.raises(RuntimeError, match="size of tensor"):
-        f.__wrapped__(torch.ones(2))
-    with pytest.raises(Exception, match=r"size of tensor|Attempting to broadcast"):
-        f(torch.ones(2))
-
-
-def test_methods_and_gradients() -> None:
-    class Scaler:
-        scale = 3.0
-
-        @torchloom.jit(backend="aot_eager")
-        def apply(self, x):
-            return x * self.scale
-
-    x = torch.ones(2, requires_grad=True)
-    Scaler().apply(x).sum().backward()
-    assert x.grad.tolist() == [3, 3]
-    assert len(Scaler.apply.compiled_entries) == 1
-
-
 def test_bad_input() -> None:
     with pytest.raises(InspectError, match="takes a Python function"):
         torchloom.jit(nn.Linear(2, 2))
@@ -302,31 +277,3 @@ def test_errors_of_others_do_not_run_the_function_again(whole) -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported):
         f(X)
     assert ran == [1]
-
-
-def test_settings_are_as_they_were_while_the_function_runs() -> None:
-    seen = []
-
-    @torch.compiler.disable
-    def look(x):
-        seen.append(torch._dynamo.config.suppress_errors)
-        return x
-
-    @torchloom.jit(backend="eager")
-    def f(x):
-        return look(x + 1) + 1
-
-    f(X), f(X)
-    assert seen == [False, False]
-
-
-def test_a_failing_frame_is_left_alone_and_its_reason_kept() -> None:
-    @torchloom.jit(backend=broken)
-    def f(x):
-        return x + 1
-
-    assert agree(f, X) == "compile"
-    assert "not today" in f.failures[0]
-    assert torchloom.entries(f) == []
-    other = torch.compile(f._fn, backend="eager")
-    assert agree(other, X) == "compile"

@@ -16,30 +16,6 @@ class A(nn.Module):
         return torch.exp(2 * x)
 
 
-class B(nn.Module):
-    def forward(self, x):
-        return torch.exp(-x)
-
-
-def f(x, mod):
-    return torch.log(mod(x))
-
-
-def test_entries_of_the_two_modules() -> None:
-    compiled = torch.compile(f, backend="eager")
-    x, counts = torch.rand(3), [len(torchloom.entries(compiled))]
-    first, second = A(), B()
-    for module in (first, first, second, second, A()):
-        compiled(x, module)
-        counts.append(len(torchloom.entries(compiled)))
-    assert counts == [0, 1, 1, 2, 2, 2]
-    guard, code = torchloom.entries(compiled)[0]
-    assert "mod" in str(guard)
-    assert code.co_name == "f"
-    assert "__compiled_fn" in torchloom.entries(compiled)[0].source
-    assert torchloom.entries(compiled)[0].backend == "eager"
-
-
 def test_what_calls_would_do() -> None:
     def fn(inputs):
         return inputs["x"] * inputs["y"]
@@ -66,19 +42,6 @@ def test_what_calls_would_do() -> None:
     assert len(grad.misses) == 2
     assert all("requires_grad" in miss.text for miss in grad.misses)
     assert len(torchloom.entries(compiled)) == 2  # asking compiled nothing
-
-
-def test_over_the_limit_is_eager() -> None:
-    def fn(x, n):
-        return x + len(n)
-
-    compiled = torch.compile(fn, backend="eager", dynamic=False)
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for n in ("a", "bb"):
-            compiled(torch.ones(2), n)
-        call = torchloom.explain_call(compiled, torch.ones(2), "ccc")
-    assert call.action == "eager"
-    assert "limit of 2" in str(call)
 
 
 def test_defaults_and_closures_are_bound() -> None:
@@ -116,14 +79,6 @@ def test_modules_methods_and_wrappers() -> None:
     assert len(torchloom.entries(wrapped)) == 1
     assert torchloom.explain_call(wrapped, x).action == "hit"
     assert torchloom.explain_call(wrapped, x.double()).action == "recompile"
-
-
-def test_two_compiled_modules_have_entries_of_their_own() -> None:
-    wrapped = [CompiledModuleWrapper(nn.Linear(4, 4)) for _ in range(3)]
-    for each in wrapped:
-        each.set_backend("eager")
-        each(torch.ones(2, 4))
-    assert [len(torchloom.entries(each)) for each in wrapped] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("value", [3, "text", len, int])

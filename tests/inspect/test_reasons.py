@@ -100,18 +100,6 @@ def test_sizes_say_what_the_new_entry_serves() -> None:
     assert "serves sizes >= 5" in reason.fix
 
 
-def test_bounds_of_sizes() -> None:
-    def branches(x):
-        return x + 1 if x.shape[0] > 4 else x - 1
-
-    with torchloom.watch() as w:
-        compiled = torch.compile(branches, backend="eager", dynamic=True)
-        compiled(X), compiled(torch.ones(9))
-    (reason,) = w.record.functions[0].entries[1].recompiles
-    assert (reason.source, reason.expected) == ("argument x", "2 <= size(0) <= 4")
-    assert "keep to one side" in reason.fix
-
-
 FACTOR = 3
 
 
@@ -243,12 +231,3 @@ def test_advice_on_global_state_names_what_changed(changed: str, advice: str) ->
         reason_of(f"GLOBAL_STATE changed: {changed} ").fix
         == f"keep {advice} the same between calls"
     )
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(2))
-
-    def forward(self, x):
-        return self.scale * x

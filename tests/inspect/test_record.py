@@ -74,20 +74,6 @@ def test_a_continuation_of_what_was_compiled_before_stands_below_its_function() 
     assert record.num_recompiles == 0
 
 
-def test_partials_objects_and_modules_of_torch_have_their_names() -> None:
-    import functools
-
-    class Callee:
-        def __call__(self, x):
-            return x + 1
-
-    def run() -> None:
-        for fn in (Callee(), functools.partial(torch.add, other=1), nn.ReLU()):
-            torch.compile(fn, backend="eager")(X)
-
-    assert [f.name for f in watched(run).functions] == ["Callee", "partial(add)", "ReLU.forward"]
-
-
 def test_the_recompile_limit_is_said_loudly() -> None:
     def fn(x, n):
         return x + len(n)
@@ -115,26 +101,6 @@ def test_the_recompile_limit_is_said_loudly() -> None:
     assert fresh.functions[0].num_eager_calls == 0
 
 
-def test_the_last_eager_call_counts_when_another_function_is_compiled_next() -> None:
-    def fn(x, n):
-        return x + len(n)
-
-    def other(x):
-        return x * 2
-
-    compiled = torch.compile(fn, backend="eager", dynamic=False)
-    also = torch.compile(other, backend="eager")
-
-    def run() -> None:
-        with torch._dynamo.config.patch(recompile_limit=1):
-            for n in ("a", "bb", "ccc"):
-                compiled(X, n)
-            also(X)
-
-    record = watched(run)
-    assert {f.name: f.num_eager_calls for f in record.functions} == {"fn": 2, "other": 0}
-
-
 def test_eager_calls_of_methods_and_callees() -> None:
     class Layer(nn.Module):
         def forward(self, x, n):
@@ -158,22 +124,6 @@ def test_eager_calls_of_methods_and_callees() -> None:
         assert {f.num_eager_calls for f in limited} == {3}
         assert {f.recompile_limit for f in limited} - {None} == {1}
         assert record.num_unknown_eager_calls == 0
-
-
-def test_nothing_to_compile_is_no_entry() -> None:
-    record = watched(lambda: torch.compile(lambda x: x, backend="eager")(X))
-    assert list(record.entries()) == []
-    assert "nothing to compile" in str(record.functions[0].skipped)
-
-
-def test_recompiles_of_what_was_compiled_before_count() -> None:
-    compiled = torch.compile(lambda x: x + 1, backend="eager")
-    compiled(X)
-    record = watched(lambda: compiled(Y))
-    assert record.num_recompiles == 1
-    with pytest.raises(Exception, match="1 recompiles, expected at most 0"):  # noqa: SIM117
-        with torchloom.expect(recompiles=0):
-            compiled(Y.double())
 
 
 def test_the_cause_of_a_break_in_a_frame_that_is_left_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from torch import nn
 import torchloom
 from support.hostile import HOSTILE
 from torchloom.inspect.pseudo import pseudo_source
-from torchloom.records import load_record
 
 
 def run_alone(text: str) -> str:
@@ -26,7 +24,7 @@ def run_alone(text: str) -> str:
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
@@ -83,19 +81,6 @@ def test_entries_that_are_kept_over_a_reset_or_longer_than_their_function_can_be
     assert shown.splitlines()[-1] == "1 0"
 
 
-def test_a_jit_function_after_a_reset_shows_the_new_graph_alone() -> None:
-    @torchloom.jit(backend="eager")
-    def f(x):
-        return x + 1
-
-    f(torch.ones(2))
-    torch._dynamo.reset()
-    f(torch.ones(2))
-    (entry,) = f.compiled_entries
-    assert len(entry.code.graphs) == 1
-    assert entry.code.expression == "x + 1"
-
-
 def test_pseudo_source_asks_nothing_of_hostile_constants() -> None:
     class Meta(type):
         def __eq__(cls, other):
@@ -111,16 +96,6 @@ def test_pseudo_source_asks_nothing_of_hostile_constants() -> None:
         text = pseudo_source(code.replace(co_consts=(value,) * len(code.co_consts)))
         assert "not readable" not in text
         assert len(text) < 1000
-
-
-def test_strings_that_are_no_text_can_be_saved(tmp_path) -> None:
-    def fn(x, key):
-        return x + len(key)
-
-    with torchloom.watch(tmp_path / "r.json") as w:
-        torch.compile(fn, backend="eager")(torch.ones(2), "\ud800")
-    assert list(w.record.entries())
-    assert load_record(tmp_path / "r.json").functions
 
 
 def test_a_watch_that_fails_leaves_the_program_alone(monkeypatch, tmp_path) -> None:
@@ -159,16 +134,6 @@ def test_one_entry_that_cannot_be_read_does_not_hide_the_others(monkeypatch) -> 
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(size))
     assert [bool(entry.guards) for entry in w.record.entries()] == [False, True]
     assert w.record.orphans == ["entry 0/0 is incomplete: ValueError"]
-
-
-def test_the_record_says_when_it_could_not_be_made(monkeypatch, caplog) -> None:
-    def broken(*args, **kwargs):
-        raise ValueError("a bug of ours")
-
-    monkeypatch.setattr("torchloom.inspect.record.session.functions_of", broken)
-    with caplog.at_level(logging.WARNING), torchloom.watch() as w:
-        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
-    assert "could not be made" in w.record.orphans[0]
 
 
 def test_lookup_hooks_of_others_go_on_being_asked() -> None:

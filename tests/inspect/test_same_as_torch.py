@@ -14,7 +14,6 @@ import torch
 
 import torchloom
 from support.compiled_programs import PROGRAMS
-from support.more_compiled_programs import MORE_PROGRAMS
 from torchloom.inspect.live.guards import is_library
 
 _LOGS = ("torch._dynamo.guards.__recompiles", "torch._dynamo.symbolic_convert.__graph_breaks")
@@ -87,9 +86,7 @@ def says() -> Iterator[TorchSays]:
         torch._logging.set_logs()
 
 
-@pytest.mark.parametrize(
-    "program", [*PROGRAMS, *MORE_PROGRAMS], ids=lambda program: program.__name__
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_counts(program, says: TorchSays) -> None:
     if program.__name__ == "warm":
         program(says)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import weakref
 
 import pytest
 import torch
-from torch import nn
 
 import torchloom
 from torchloom.errors import InspectError
@@ -145,15 +143,6 @@ def test_the_summary_fits_a_screen(walk_through) -> None:
     assert len(text.splitlines()) < 40
 
 
-def test_what_made_each_entry(walk_through) -> None:
-    record, _ = walk_through
-    (root,) = record.functions
-    shapes = [entry.trigger["inputs['x']"] for entry in root.entries]
-    assert shapes[0] == "a float32 tensor of shape [10] that requires grad"
-    assert shapes[1] == "a float32 tensor of shape [8] that requires grad"  # a dynamic size since
-    assert (root.num_misses, root.num_hits) == (2, 3)
-
-
 def test_watching_changes_no_entry_and_no_result() -> None:
     compiled = torch.compile(modified_sigmoid, backend="aot_eager")
     expected = [call(compiled, size) for size in (10, 8)]
@@ -195,31 +184,6 @@ def test_watches_nest() -> None:
     assert outer["inner_fn"].num_hits == 3
     assert outer["outer_fn"].num_hits == 1
     assert torch.equal(two(torch.ones(2)), torch.full((2,), 2.0))
-
-
-def test_ids_that_begin_anew_after_a_reset() -> None:
-    def fn(x):
-        return x.sin()
-
-    with torchloom.watch() as w:
-        torch.compile(fn, backend="eager")(torch.ones(2))
-        torch._dynamo.reset()
-        torch.compile(fn, backend="eager")(torch.ones(2))
-    assert w.record.num_resets == 1
-    assert [(e.compile_id, e.epoch) for e in w.record.entries()] == [("0/0", 0), ("0/0", 1)]
-    assert next(w.record.entries()).status.startswith("invalidated")
-
-
-def test_no_tensor_and_no_module_is_kept() -> None:
-    model = nn.Linear(4, 4)
-    kept = [weakref.ref(model), weakref.ref(model.weight)]
-    with torchloom.watch() as w:
-        torch.compile(model, backend="aot_eager")(torch.ones(1, 4)).sum().backward()
-    torch._dynamo.reset()
-    del model
-    gc.collect()
-    assert [ref() for ref in kept] == [None, None]
-    assert w.record.functions
 
 
 def test_a_failed_compile_is_in_the_record() -> None:

@@ -51,13 +51,16 @@ def loop(
     clip: Callable[[Any, Any], Any] | None = None,
     load: Path | None = None,
     save: Path | None = None,
+    make: Callable[[Any], torch.optim.Optimizer] = lambda params: torch.optim.AdamW(
+        params, lr=1e-2
+    ),
     **changes: Any,
 ) -> dict[str, Any]:
     """Train as Accelerate's documentation writes a loop; the same batches by step, on any number of ranks."""
     with accelerate_alone():
         accel = accelerator(config, **changes)
         model = tiny_llama(seed=seed)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = make(model.parameters())
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
         loader = DataLoader(rows(), batch_size=micro)
         model, optimizer, loader, schedule = accel.prepare(model, optimizer, loader, schedule)
@@ -105,6 +108,22 @@ def test_a_loop_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
     for name, value in expected["weights"].items():
         torch.testing.assert_close(found["weights"][name], value, rtol=0, atol=1e-5)
     assert_files_are_those_of_ddp(tmp_path)
+
+
+def test_an_optimizer_of_whole_matrices_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
+    def run(rank: int) -> Any:
+        whole = {"make": lambda params: torch.optim.Adafactor(params, lr=1e-2)}
+        expected = loop(None, **whole)
+        found = loop(LOOM, **whole)
+        loop(LOOM, steps=range(6), save=tmp_path / "half", **whole)
+        resumed = loop(LOOM, steps=range(6, 12), seed=9, load=tmp_path / "half", **whole)
+        return expected, found, resumed
+
+    (expected, found, resumed), _ = run_ranks(2, run)
+    assert_same_run(found, expected)
+    assert resumed["loss"] == found["loss"][6:]
+    for name, value in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], value, rtol=0, atol=1e-5)
 
 
 def assert_files_are_those_of_ddp(folder: Path) -> None:

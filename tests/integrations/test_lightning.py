@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from support.frameworks import LOOM, assert_same_run, loom, rows, skip_without, tiny_llama
 from support.pool import run_ranks
@@ -315,65 +315,3 @@ def test_what_cannot_be_right_is_refused_by_name(tmp_path) -> None:
 
     for told, (*_, words) in zip(run_ranks(2, run)[0], REFUSED, strict=True):
         assert words in told
-
-
-def by_hand(strategy: Any, folder: Path, name: str, *, steps: range, resume: bool = False) -> Any:
-    """Train with Fabric; save at the end."""
-    from lightning.fabric import Fabric
-    from lightning.fabric.plugins.environments import LightningEnvironment
-
-    with quiet():
-        fabric = Fabric(
-            accelerator="cpu", devices=2, strategy=strategy, plugins=[LightningEnvironment()]
-        )
-        fabric.launch()
-        model = tiny_llama(seed=9 if resume else 0)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        model, optimizer = fabric.setup(model, optimizer)
-        state = {"model": model, "optimizer": optimizer, "step": 0}
-        if resume:
-            fabric.load(folder / f"{name}.ckpt", state)
-        sampler = DistributedSampler(rows(), shuffle=False)
-        batches = list(DataLoader(rows(), batch_size=1, sampler=sampler))
-        losses, norms = [], []
-        for step in steps:
-            for micro in range(2):
-                with fabric.no_backward_sync(model, enabled=micro == 0):
-                    loss = model(**batches[2 * step + micro]).loss / 2
-                    fabric.backward(loss)
-            norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(fabric.all_reduce(loss.detach()).item())
-            norms.append(norm.item())
-        state["step"] = steps.stop
-        if not resume:
-            fabric.save(folder / f"{name}.ckpt", state)
-        session = getattr(strategy, "session_of", lambda _: None)(model)
-        return {"loss": losses, "grad_norm": norms}, session
-
-
-def test_fabric_equals_ddp_and_goes_on_from_its_file(tmp_path) -> None:
-    def run(rank: int) -> Any:
-        from torchloom.integrations.lightning import TorchloomFabricStrategy
-
-        expected, _ = by_hand("ddp", tmp_path, "ddp", steps=range(12))
-        found, session = by_hand(TorchloomFabricStrategy(LOOM), tmp_path, "loom", steps=range(12))
-        by_hand(TorchloomFabricStrategy(LOOM), tmp_path, "half", steps=range(6))
-        strategy = TorchloomFabricStrategy(LOOM)
-        resumed, _ = by_hand(strategy, tmp_path, "half", steps=range(6, 12), resume=True)
-        return expected, found, resumed, [graph.fallback for graph in session.report.graphs]
-
-    expected, found, resumed, graphs_of = run_ranks(2, run)[0]
-    assert_same_run(found, expected)
-    assert resumed["loss"] == found["loss"][6:]  # exactly
-    assert resumed["grad_norm"] == found["grad_norm"][6:]
-    assert graphs_of == [None]
-    of_ddp, own = (
-        torch.load(tmp_path / f"{name}.ckpt", weights_only=False) for name in ("ddp", "loom")
-    )
-    assert own["step"] == 12
-    for key, value in of_ddp["model"].items():
-        torch.testing.assert_close(
-            own["model"][key], value, rtol=0, atol=1e-5
-        )  # twelve steps of 1e-2

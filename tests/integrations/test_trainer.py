@@ -25,6 +25,7 @@ from support.frameworks import (
 )
 from support.pool import run_ranks
 from torchloom.errors import ConfigError, TorchloomError
+from torchloom.pipeline import PRESETS
 
 skip_without("transformers", "accelerate")
 
@@ -63,7 +64,10 @@ def sharded(
         graphs = [] if report is None else [graph.fallback for graph in report.graphs]
         told = {name for row in trainer.state.log_history for name in row if "/" in name}
         heard = curve(trainer, "torchloom/collectives")
-        return {**summary(trainer), "graphs": graphs, "heard": heard, "told": told}
+        notes = (
+            [note for g in report.graphs for p in g.passes for note in p.notes] if report else []
+        )
+        return {**summary(trainer), "graphs": graphs, "heard": heard, "told": told, "notes": notes}
 
 
 def summary(trainer: Any) -> dict[str, Any]:
@@ -98,6 +102,20 @@ def test_a_run_equals_ddp_and_goes_on_from_its_files(tmp_path) -> None:
     assert resumed["loss"][-6:] == found["loss"][-6:]  # exactly
     assert resumed["grad_norm"][-6:] == found["grad_norm"][-6:]
     assert_files_are_those_of_ddp(tmp_path)
+
+
+def test_an_optimizer_of_whole_matrices_equals_ddp(tmp_path) -> None:
+    def run(rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        more = {"optim": "adafactor", "save_strategy": "steps", "save_steps": 6}
+        expected = ddp(tiny_llama(), tmp_path / "ddp", **more)
+        found = sharded(tiny_llama(), tmp_path / "loom", **more)
+        half = str(tmp_path / "loom/checkpoint-6")
+        resumed = sharded(tiny_llama(seed=9), tmp_path / "again", resume=half, **more)
+        return expected, found, resumed
+
+    (expected, found, resumed), _ = run_ranks(2, run)
+    assert_same_run(found, expected)
+    assert resumed["loss"][-6:] == found["loss"][-6:]
 
 
 def assert_files_are_those_of_ddp(folder: Path) -> None:
@@ -458,3 +476,20 @@ def test_two_ranks_then_one_then_two(tmp_path) -> None:
     ranks.run_ranks(1, part, 8, str(tmp_path / "to4/checkpoint-4"), 4)
     found = run_ranks(2, part, 12, str(tmp_path / "to8/checkpoint-8"), 2)[0]
     assert_same_run(found, expected, rtol=2e-6)
+
+
+def test_a_loss_in_chunks_equals_ddp_and_evaluation_has_its_logits(tmp_path) -> None:
+    chunk = ["chunk_loss", {"chunk_bytes": 4096}]
+    config = {**LOOM, "compile": {"schedule": [[0, [chunk, *PRESETS[3][1:]]]]}}
+    steps = {"eval_strategy": "steps", "eval_steps": 6}
+
+    def run(rank: int) -> list[dict[str, Any]]:
+        return [
+            ddp(tiny_llama(tied=True), tmp_path / "ddp", **steps),
+            sharded(tiny_llama(tied=True), tmp_path / "loom", config, **steps),
+        ]
+
+    for expected, found in run_ranks(2, run, timeout_s=300):
+        assert_same_run(found, expected)
+        torch.testing.assert_close(found["eval_loss"], expected["eval_loss"], rtol=1e-6, atol=0)
+        assert any(note.endswith("in parts") for note in found["notes"])

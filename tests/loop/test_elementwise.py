@@ -1,8 +1,8 @@
-"""Optimizers that look beyond single elements are refused where parameters are in pieces."""
+"""Which optimizers may step shards, and which are right on no part of a model's parameters."""
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +15,7 @@ import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
 from support.runs import assert_equal, settings, train, weights
-from torchloom.errors import ConfigError, EngineError, TorchloomError
+from torchloom.errors import ConfigError, TorchloomError
 
 
 class Base(Optimizer):
@@ -42,164 +42,10 @@ class Lion(Base):
         average.lerp_(param.grad, 0.01)
 
 
-class OddStep(torch.optim.AdamW):
-    """A subclass that changes nothing of the arithmetic."""
-
-
-class Lookahead(Optimizer):
-    """Wraps another optimizer, and pulls weights back every five steps."""
-
-    def __init__(self, base: Optimizer) -> None:
-        super().__init__(base.param_groups, {})
-        self.base, self.count = base, 0
-        self.base.param_groups = self.param_groups
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        self.base.step()
-        self.count += 1
-        for group in self.param_groups:
-            for param in group["params"]:
-                slow = self.state[param].setdefault("slow", param.clone())
-                if self.count % 5 == 0:
-                    slow.lerp_(param, 0.5)
-                    param.copy_(slow)
-
-
-class Lamb(Base):
-    def update(self, param, group, state):
-        trust = param.norm() / param.grad.norm()
-        param.add_(param.grad, alpha=-group["lr"] * float(trust.clamp(max=10)))
-
-
-class ClippedInside(Base):
-    """Steps single elements until a gradient is large."""
-
-    def update(self, param, group, state):
-        limit = float(param.norm()) * 10
-        param.add_(param.grad * min(1.0, limit / float(param.grad.norm())), alpha=-group["lr"])
-
-
-class GlobalNorm(Base):
-    def step(self, closure=None):
-        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        self.factor = 1 / (1 + float(torch.stack([g.norm() for g in grads]).norm()))
-        super().step()
-
-    def update(self, param, group, state):
-        param.add_(param.grad, alpha=-group["lr"] * self.factor)
-
-
-class LateShampoo(Base):
-    """Its preconditioner works after a hundred steps, but its state has the shape from the first."""
-
-    def update(self, param, group, state):
-        rows = param.grad.reshape(param.shape[0] if param.dim() else 1, -1)
-        state["left"] = state.get("left", 0) + rows @ rows.t()
-        param.add_(param.grad, alpha=-group["lr"])
-
-
-class NoDecayOnVectors(Base):
-    def update(self, param, group, state):
-        decay = 0.0 if param.dim() < 2 else 0.1
-        param.add_(param.grad + decay * param, alpha=-group["lr"])
-
-
-class ProjectedRows(Base):
-    """As AdamP: updates of matrices whose rows are orthogonal to their gradients are projected."""
-
-    def update(self, param, group, state):
-        if param.dim() > 1:
-            rows, along = param.grad.flatten(1), param.flatten(1)
-            if torch.cosine_similarity(rows, along).abs().max() < 0.1 / rows.shape[1] ** 0.5:
-                param.mul_(0.9)
-        param.add_(param.grad, alpha=-group["lr"])
-
-
-class GlobalRate(Base):
-    """As Prodigy: one step size for all parameters, which is far from being used yet."""
-
-    def step(self, closure=None):
-        group = self.param_groups[0]
-        grads = [p.grad.abs().sum() for p in group["params"] if p.grad is not None]
-        group["numerator"] = group.get("numerator", 0.0) + float(torch.stack(grads).sum())
-        group["rate"] = max(1e-2, 1e-9 * group["numerator"])
-        super().step()
-
-    def update(self, param, group, state):
-        param.add_(param.grad, alpha=-group["rate"])
-
-
-class Blocks:
-    """A state in blocks, with one scale for each."""
-
-    def __init__(self, numel: int) -> None:
-        self.codes = torch.zeros(numel, dtype=torch.uint8)
-        self.scales = torch.ones(numel // 256)
-
-
-class QuantizedStates(Base):
-    """As 8-bit optimizers: states of at least 4096 elements are quantized in blocks."""
-
-    def update(self, param, group, state):
-        if "average" not in state:
-            large = param.numel() >= 4096 and param.numel() % 256 == 0
-            state["average"] = Blocks(param.numel()) if large else torch.zeros_like(param)
-        param.add_(param.grad, alpha=-group["lr"])
-
-
-class FactoredLarge(Base):
-    """As big vision's Adafactor: the second moment of large matrices is factored."""
-
-    def update(self, param, group, state):
-        square = param.grad.square()
-        if param.dim() > 1 and min(param.shape) >= 128:
-            square = square.mean(0, keepdim=True) * square.mean(1, keepdim=True) / square.mean()
-        param.add_(param.grad / (square.sqrt() + 1e-8), alpha=-group["lr"])
-
-
 class Closure(Base):
     def step(self, closure):
         closure()
         super().step()
-
-
-class Failing(Base):
-    def update(self, param, group, state):
-        raise RuntimeError("this optimizer needs a friend")
-
-
-class OwnStep(torch.optim.AdamW):
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-class Still(Base):
-    def update(self, param, group, state):
-        pass
-
-
-ALLOWED: dict[str, Callable[[Any], Optimizer]] = {
-    "SGD": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9, foreach=True),
-    "Adam": lambda p: torch.optim.Adam(p, 1e-2, capturable=False, differentiable=False),
-    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
-    "Rprop": lambda p: torch.optim.Rprop(p, 1e-3),
-    "Lion": Lion,
-    "OddStep": lambda p: OddStep(p, 1e-2),
-    "Lookahead": lambda p: Lookahead(torch.optim.AdamW(p, 1e-2)),
-}
-REFUSED: dict[str, Callable[[Any], Optimizer]] = {
-    "Adafactor": torch.optim.Adafactor,
-    "Lamb": Lamb,
-    "ClippedInside": ClippedInside,
-    "GlobalNorm": GlobalNorm,
-    "LateShampoo": LateShampoo,
-    "NoDecayOnVectors": NoDecayOnVectors,
-    "ProjectedRows": ProjectedRows,
-    "GlobalRate": GlobalRate,
-    "Failing": Failing,
-    "Still": Still,
-}
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -225,71 +71,6 @@ def attempt(stage: int, make: Callable[[Any], Optimizer], how: str) -> str:
     )
 
 
-def test_engines_refuse_and_take_what_a_trial_says() -> None:
-    """Every kind is tried in a loop of one's own, below."""
-    kinds = {
-        name: (REFUSED | ALLOWED)[name] for name in ("Lamb", "GlobalRate", "Lion", "Lookahead")
-    }
-
-    def fn(rank):
-        return {
-            (name, stage): attempt(stage, make, how)
-            for name, make in kinds.items()
-            for stage, how in ((0, "instance"), (1, "instance"), (1, "function"), (3, "function"))
-        }
-
-    for found in run_ranks(2, fn):
-        for (name, stage), text in found.items():
-            if stage == 0 or name in ALLOWED:
-                assert text == "none", (name, stage)
-            else:
-                assert text.startswith(f"EngineError: {name} cannot step shards"), text
-                assert "'embed.weight'" in text
-                assert "\n" not in text
-
-
-def test_an_optimizer_of_whole_parameters_alone() -> None:
-    """Small parameters stay whole: what steps just them may look at all of them."""
-
-    def fn(rank):
-        model, config = tricky(), settings(3)
-        del config["optimizer"]
-        optimizer = torch.optim.Adafactor([model.up.bias, model.down.bias])
-        engine, *_ = torchloom.initialize(model=model, optimizer=optimizer, config=config)
-        train(engine, rank, 2)
-        return engine.was_step_applied()
-
-    assert run_ranks(2, fn) == [True, True]
-
-
-@pytest.mark.parametrize("how", ["instance", "function"])
-def test_muon(how: str) -> None:
-    def fn(rank):
-        found = []
-        for stage in (0, 1, 2, 3):
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-            config = settings(stage)
-            del config["optimizer"]
-            make = torch.optim.Muon
-            given = make(model.parameters()) if how == "instance" else make
-            found.append(
-                outcome(
-                    lambda model=model, given=given, config=config: torchloom.initialize(
-                        model=model, optimizer=given, config=config
-                    )
-                )
-            )
-        return found
-
-    for whole, *rest in run_ranks(2, fn):
-        assert whole == "none"
-        for text in rest:
-            assert text.startswith("EngineError: ")
-            assert "Muon" in text
-            assert "stage 0" in text
-
-
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, Closure])
 def test_closures_at_every_stage(make: Callable[[Any], Optimizer]) -> None:
     def fn(rank):
@@ -300,84 +81,54 @@ def test_closures_at_every_stage(make: Callable[[Any], Optimizer]) -> None:
             assert text.startswith(f"EngineError: {make.__name__} evaluates the loss anew")
 
 
-@pytest.mark.parametrize("kind", ["LBFGS", "Muon", "Adafactor", "Lamb"])
+@pytest.mark.parametrize("kind", ["LBFGS", "Adafactor", "Lamb"])
 def test_config_section(kind: str) -> None:
     with pytest.raises(ConfigError, match=f'"{kind}" is not built here'):
         torchloom.initialize(model=tricky(), config=settings(optimizer={"type": kind}))
 
 
-def test_not_an_optimizer() -> None:
-    def fn(rank):
-        return outcome(lambda: torchloom.initialize(model=tricky(), optimizer=7, config=settings()))
-
-    assert run_ranks(1, fn)[0].startswith("ConfigError: optimizer= is a int")
+class Prodigy(Base):
+    """One step size of all parameters, as its package's class of this name computes."""
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_own_loop(stage: int) -> None:
+class DAdaptLion(Base):
+    elementwise = True
+
+
+class ClipsInside(Base):
+    pass
+
+
+def test_what_joins_numbers_of_all_parameters_is_refused_by_name() -> None:
+    """Also where it is declared elementwise, and not where each rank steps all parameters."""
+    clips = functools.partial(ClipsInside, max_grad_norm=1.0)
+
     def fn(rank):
         found = {}
-        for name, make in (REFUSED | ALLOWED).items():
-            model = torchloom.shard_model(tricky(), stage, persistence_threshold=20)
-            optimizer = make(trained(model))
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1) if name == "Lion" else None
-            model(tokens(0, rank)).backward()
-            before = weights(model)
-            try:
-                found[name] = outcome(optimizer.step)
-            except RuntimeError as error:
-                found[name] = str(error)
-            if found[name] != "none":
+        for stage in (0, 1, 3):
+            for name, make in {"Prodigy": Prodigy, "clips": clips, "declared": DAdaptLion}.items():
+                model = torchloom.shard_model(tricky(), stage, persistence_threshold=20)
+                optimizer = make(trained(model))
+                model(tokens(0, rank)).backward()
+                before = weights(model)
+                try:
+                    found[name, stage] = outcome(optimizer.step)
+                except NotImplementedError:
+                    found[name, stage] = "none"
                 assert_equal(weights(model), before)
-            if schedule is not None:
-                schedule.step()
-                optimizer.step()
-        model = torchloom.shard_model(tricky(), stage, persistence_threshold=20)
-        lbfgs = torch.optim.LBFGS(trained(model))
-        found["LBFGS"] = outcome(lambda: lbfgs.step(lambda: torch.zeros(())))
-        return found
-
-    for found in run_ranks(2, fn):
-        for name in ALLOWED:
-            assert found[name] == "none"
-        for name in (*REFUSED, "LBFGS"):
-            if stage:
-                assert found[name].startswith(f"EngineError: {name} cannot step shards"), found[
-                    name
-                ]
-            else:
-                assert found[name] in ("none", "this optimizer needs a friend")
-
-
-def test_the_trial_leaves_everything_as_it_was() -> None:
-    def fn(rank):
+            found["engine", stage] = attempt(stage, Prodigy, "instance")
         model = torchloom.shard_model(tricky(), 3, persistence_threshold=20)
-        optimizer = Lookahead(torch.optim.AdamW(trained(model), 1e-2))
-        model(tokens(0, rank)).backward()
-        before, random = weights(model), torch.get_rng_state()
-        seen = []
-        optimizer.register_step_pre_hook(
-            lambda *_: seen.append((weights(model), torch.get_rng_state(), optimizer.count))
-        )
-        optimizer.step()
-        (state, random_then, count), *others = seen
-        assert not others
-        assert_equal(state, before)
-        assert torch.equal(random, random_then)
-        assert count == 0
-        return optimizer.count
+        lbfgs = torch.optim.LBFGS(trained(model))
+        return found, outcome(lambda: lbfgs.step(lambda: torch.zeros(())))
 
-    assert run_ranks(2, fn) == [1, 1]
-
-
-def test_a_foreign_group_is_still_told() -> None:
-    def fn(rank):
-        with pytest.raises(EngineError, match="group 0"):
-            torchloom.initialize(
-                model=tricky(), optimizer=Lion(nn.Linear(3, 3).parameters()), config=settings()
-            )
-
-    run_ranks(2, fn)
+    for found, lbfgs in run_ranks(2, fn):
+        assert lbfgs.startswith("EngineError: LBFGS cannot step parameters that ranks divide")
+        for (name, stage), text in found.items():
+            if stage == 0:
+                assert text == "none", (name, text)
+            else:
+                assert text.startswith("EngineError: "), (name, stage, text)
+                assert "max_grad_norm" in text if name == "clips" else "one step size" in text
 
 
 def test_a_given_optimizer_and_values_for_auto_take_the_places_in_the_config() -> None:
@@ -415,35 +166,6 @@ def test_a_given_optimizer_and_values_for_auto_take_the_places_in_the_config() -
 
     for is_given, rate, micro, same in run_ranks(2, fn):
         assert (is_given, rate, micro, same) == (True, pytest.approx(0.02), 3, True)
-
-
-def test_large_parameters_and_the_warning_of_what_is_not_known() -> None:
-    def fn(rank: int):
-        found: dict[str, tuple[str, list[str]]] = {}
-        log: list[str] = []
-        handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: log.append(record.getMessage())
-        logging.getLogger("torchloom").addHandler(handler)
-        declared = type("Declared", (Lion,), {"elementwise": True})
-        known = (torch.optim.AdamW, torch.optim.ASGD, declared)
-        for kind in (QuantizedStates, FactoredLarge, *known, Lion, Lion, OwnStep, OddStep):
-            model = torchloom.shard_model(nn.Linear(192, 160), 3, persistence_threshold=0)
-            model(torch.ones(2, 192)).sum().backward()
-            log.clear()
-            text = outcome(kind(model.parameters()).step)
-            found.setdefault(kind.__name__, (text, []))[1].extend(log)
-        return found
-
-    for rank, found in enumerate(run_ranks(2, fn)):
-        for name in ("QuantizedStates", "FactoredLarge"):
-            assert found[name][0].startswith(f"EngineError: {name} cannot step shards"), found
-        assert "a state of shape" in found["QuantizedStates"][0]
-        warned = {name: lines for name, (text, lines) in found.items() if text == "none"}
-        assert {name: len(lines) for name, lines in warned.items()} == {
-            **dict.fromkeys(("AdamW", "ASGD", "Declared"), 0),
-            **dict.fromkeys(("Lion", "OwnStep", "OddStep"), int(rank == 0)),
-        }
-        assert rank or "Lion steps shards of parameters at ZeRO stage 3" in warned["Lion"][0]
 
 
 class EarlyStates(torch.optim.Adagrad):

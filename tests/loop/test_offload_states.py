@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,13 +14,9 @@ from support.models import Tricky, tokens
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.errors import EngineError
-from torchloom.loop.stream import StateStream, _Chunk
 from torchloom.plan.text import show_plan
-from torchloom.races import Event, Start, TransferSchedule, Use, WaitFor, find_races
-from torchloom.runtime import mover_of
 from torchloom.runtime.host import is_on_host
 
-CPU = torch.device("cpu")
 HARD: dict[str, Any] = {"gradient_accumulation_steps": 3, "gradient_clipping": 0.3}
 
 
@@ -33,73 +27,6 @@ def big_states(engine) -> list[torch.Tensor]:
         for value in state.values()
         if value.dim() and value.numel()
     ]
-
-
-class Told(StateStream):
-    """A stream over chunks that hold nothing but their number, which notes what it does."""
-
-    def __init__(self, num_chunks: int, num_slots: int) -> None:
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-        super().__init__(optimizer, mover_of(CPU), num_slots)
-        self.num_chunks, self.actions = num_chunks, []
-
-    def note(self, kind: str, number: int) -> None:
-        self.actions.append((kind, number))
-
-    def _chunks(self, *_):
-        return [_Chunk(leaves=[number]) for number in range(self.num_chunks)]
-
-    def begin(self, kind: str, chunk: _Chunk) -> None:
-        (number,) = chunk.leaves
-        self.note(kind, number)
-        chunk.copy = lambda: self.note(f"await {kind}", number)
-
-    def _load(self, chunk, slot):
-        self.begin("load", chunk)
-
-    def _store(self, chunk, resident):
-        self.begin("store", chunk)
-
-    def _only(self, leaves):
-        self.note("step", *leaves)
-        return nullcontext()
-
-
-def schedule_of_actions(actions: list[tuple[str, int]], num_slots: int) -> TransferSchedule:
-    """Return the actions as reads and writes of slots and host memory."""
-    places: dict[str, str] = {}
-    events: list[Event] = []
-    for kind, c in actions:
-        host, old, new, kept = (f"{name} {c}" for name in ("host", "old", "new", "kept"))
-        places.update({old: f"slot {c % num_slots}", new: f"slot {c % num_slots}", kept: host})
-        event: dict[str, Event] = {
-            "load": Start(f"load {c}", "to_device", frozenset({host}), frozenset({old})),
-            "await load": WaitFor(f"load {c}"),
-            "step": Use(f"step {c}", frozenset({old}), frozenset({new})),
-            "store": Start(f"store {c}", "to_host", frozenset({new}), frozenset({kept})),
-            "await store": WaitFor(f"store {c}"),
-        }
-        events.append(event[kind])
-    chunks = {c for _, c in actions}
-    events.append(Use("next step", reads=frozenset(f"kept {c}" for c in chunks)))
-    return TransferSchedule(tuple(events), frozenset(f"host {c}" for c in chunks), places)
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3])
-@pytest.mark.parametrize("chunks", [0, 1, 2, 5])
-def test_the_order_of_chunks_cannot_race(slots: int, chunks: int) -> None:
-    stream = Told(chunks, slots)
-    stream.step()
-    actions = stream.actions
-    assert find_races(schedule_of_actions(actions, slots)) == []
-    assert sum(kind == "step" for kind, _ in actions) == chunks
-    # No wait can be left out, unless the next one for the same engine follows before any load.
-    for index, (kind, _) in enumerate(actions):
-        rest = actions[index + 1 :]
-        implied = bool(rest) and kind == "await store" and rest[0][0] == kind
-        if kind.startswith("await") and not implied:
-            broken = [*actions[:index], *rest]
-            assert find_races(schedule_of_actions(broken, slots)), actions[index]
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
@@ -193,59 +120,6 @@ def test_checkpoints_do_not_know_where_states_live(before: bool, after: bool, tm
         assert whole[rank][0] == start[rank] + end[rank][0]
         assert_equal(whole[rank][1], end[rank][1])
         assert end[rank][2] == {after}
-
-
-def wide(*sizes: int) -> torch.nn.Module:
-    torch.manual_seed(4)
-    return torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
-
-
-def test_slots_bound_the_device_memory_of_a_step() -> None:
-    """Without residents a step allocates its slots and nothing that lasts."""
-    from support.memory import measure
-
-    model = wide(64, *[96] * 8, 64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    stream = StateStream(optimizer, mover_of(CPU), chunk_bytes=96 * 96 * 8)
-
-    def give_gradients() -> None:
-        for param in model.parameters():
-            param.grad = torch.ones_like(param)
-
-    give_gradients()
-    stream.step()
-    give_gradients()
-    took = measure(stream.step)
-    states = sum(2 * param.nbytes for param in model.parameters())
-    slot = 2 * 96 * 96 * 4 + 2 * 96 * 4 + 512  # the largest chunk: a weight's states and a bias's
-    temporary = 3 * 96 * 96 * 4  # of AdamW's own arithmetic
-    assert took.kept == 0
-    assert took.peak <= 2 * slot + temporary < states
-
-
-def test_residents_are_as_many_as_fit_and_go_when_they_must() -> None:
-    model = wide(8, 16, 24, 8)
-    twin = wide(8, 16, 24, 8)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
-    stream = StateStream(optimizer, mover_of(CPU), chunk_bytes=500)
-    total = sum(2 * param.nbytes for param in model.parameters())
-    counts = []
-    for step, free in enumerate([0, 0, 3000, 10 * total, 1500, 0]):
-        for left, right in zip(model.parameters(), twin.parameters(), strict=True):
-            left.grad = torch.randn_like(left)
-            right.grad = left.grad.clone()
-        stream.fit(free, free + 10_000)
-        stream.step()
-        other.step()
-        kept = [v for s in optimizer.state.values() for k, v in s.items() if v.dim()]
-        here = sum(v.nbytes for v in kept if not is_on_host(v))
-        counts.append(here)
-        assert here <= free
-        for left, right in zip(model.parameters(), twin.parameters(), strict=True):
-            assert torch.equal(left, right), step
-    assert counts[0] == counts[1] == counts[-1] == 0
-    assert 0 < counts[4] < counts[2] < counts[3] == total
 
 
 def test_the_budget_chooses_the_resident_part() -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import torchloom
+from support.gpu import gpu, one_rank
 from support.pool import run_ranks
 from torchloom.events import PlanCompared, Recorder, StepEnded
-from torchloom.loop.plan_check import TIMED_STEPS
+from torchloom.loop.plan_check import TIMED_STEPS, requested_peak_bytes
 from torchloom.memory import measure_peak
 
 NUM_STEPS = 9
@@ -51,7 +52,8 @@ def engine_of(stage: int, *, accumulation: int = 1, **compiling):
 def train(engine, rank: int, num_steps: int = NUM_STEPS, batch: int = 512) -> None:
     generator = torch.Generator().manual_seed(rank)
     for _ in range(num_steps * engine.gradient_accumulation_steps()):
-        engine.backward(engine(torch.randn(batch, 64, generator=generator)))
+        x = torch.randn(batch, 64, generator=generator)
+        engine.backward(engine(x.to(engine.device)))
         engine.step()
 
 
@@ -92,6 +94,30 @@ def test_predicted_and_measured_are_compared_once(stage: int, accumulation: int)
         assert steps[0].metrics()["predicted_seconds"] == pytest.approx(seconds)
         (text,) = told
         assert f"predicted {peak_bytes / 2**20:.1f} MiB, measured" in text
+
+
+@gpu
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_the_peak_of_a_plan_is_what_is_requested_of_the_allocator(backend: str) -> None:
+    """Besides cuBLAS' workspaces, of up to 33 MB each, which belong to no tensor."""
+    torch.cuda.empty_cache()
+    with one_rank("cuda"), Recorder() as recorder:
+        engine = engine_of(3, memory_budget="20GB", backend=backend)
+        train(engine, 0, batch=1 << 19)
+    (one,) = heard(recorder, PlanCompared)
+    assert one.predicted_peak_bytes > 1 << 30
+    off = one.measured_peak_bytes - one.predicted_peak_bytes
+    assert abs(off) <= 0.005 * one.predicted_peak_bytes + (66 << 20)
+
+
+def test_a_device_tells_what_was_requested_or_else_what_it_allocated(monkeypatch) -> None:
+    stats = {"requested_bytes.all.peak": 1000}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1024)
+    device = torch.device("cuda", 0)
+    assert requested_peak_bytes(device) == 1000
+    stats.clear()  # the backend "cudaMallocAsync" counts no requests
+    assert requested_peak_bytes(device) == 1024
 
 
 def loop_of(stage: int, accumulation: int):
@@ -194,7 +220,7 @@ def test_a_process_may_end_within_a_measured_step(tmp_path) -> None:
         "model(torch.ones(8, 64))\n"
         "assert torch.autograd._profiler_enabled()\n"
     )
-    ended = subprocess.run([sys.executable, str(script)], timeout=120, capture_output=True)
+    ended = subprocess.run([sys.executable, str(script)], timeout=300, capture_output=True)
     assert ended.returncode == 0, ended.stderr.decode()
 
 
@@ -220,20 +246,6 @@ def test_on_a_cpu_nothing_is_profiled_for_nobody() -> None:
         return quiet, len(made)
 
     assert run_ranks(1, fn) == [(0, 3)]  # forward, backward and step of one step
-
-
-def test_a_profiler_of_the_program_is_left_alone() -> None:
-    def fn(rank):
-        engine = engine_of(0, replan_step=0)
-        with Recorder() as recorder:
-            train(engine, rank, 1)
-            peak = measure_peak(lambda: train(engine, rank)).peak_bytes
-            during = len(heard(recorder, PlanCompared))
-            train(engine, rank, 5)
-        return during, len(heard(recorder, PlanCompared)), peak
-
-    ((during, after, peak),) = run_ranks(1, fn)
-    assert (during, after) == (0, 1) and peak > 1 << 20
 
 
 def test_another_size_has_a_prediction_without_a_time() -> None:

@@ -12,8 +12,6 @@ from support.pool import run_ranks
 from torchloom.errors import ShardError
 from torchloom.shard import Precision, layout_of, plan_layout, unshard
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 class Regression(nn.Module):
     """Takes a dict of floats and a list beside, and returns a loss."""

@@ -11,7 +11,7 @@ from torch import nn
 import torchloom
 from support.models import Tricky, tokens, tricky
 from support.pool import run_ranks
-from torchloom.errors import EngineError, ShardError, TorchloomError
+from torchloom.errors import TorchloomError
 
 
 def start(stage: int = 1) -> Tricky:
@@ -153,26 +153,6 @@ def test_a_closure_runs_on_whole_weights_once(compiled) -> None:
     for name, value in expected[1].items():
         assert torch.equal(found[1][name], value)
         assert torch.equal(other[1][name], value)
-
-
-def test_optimizers_of_whole_weights_and_of_many_closures_are_refused() -> None:
-    def run(rank: int) -> list[str]:
-        told = []
-        model = start()
-        model(tokens(0, rank)).backward()
-        for optimizer in (
-            torch.optim.LBFGS(trained(model), lr=0.1),
-            torch.optim.Adafactor([p for p in trained(model) if p.dim() == 2]),
-        ):
-            with pytest.raises((ShardError, EngineError)) as error:
-                optimizer.step(lambda: pytest.fail("the closure was called"))
-            told.append(str(error.value))
-        return told
-
-    for told in run_ranks(2, run):
-        for name, text in zip(("LBFGS", "Adafactor"), told, strict=True):
-            assert f"{name} cannot step shards of parameters" in text
-            assert "stage 1" in text
 
 
 def test_a_model_that_is_whole_again_is_stepped_whole() -> None:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from support.gpu import on_gpu_too
 from torchloom.memory import workspace
 from torchloom.memory.workspace import Call, WorkspaceTable
 
 mm = torch.ops.aten.mm.default
+aten = torch.ops.aten
 
 
 def test_an_operator_whose_operands_do_not_fit_counts_as_none(monkeypatch) -> None:
@@ -33,5 +35,24 @@ def test_generators_of_the_devices_that_compute_are_left(device: str) -> None:
     with FakeTensorMode():
         operand = torch.empty(3, 3, device=device)
     call = Call(mm, (operand,), {"mat2": operand})
-    found = [each.type for each in workspace._cuda_devices([call, call])]
-    assert found == (["cuda"] if device == "cuda" else [])
+    drawn = Call(torch.ops.aten.rand.default, ([3],), {"device": torch.device(device)})
+    for calls in ([call, call], [drawn]):  # what draws has no operand on the device
+        found = [each.type for each in workspace._cuda_devices(calls)]
+        assert found == (["cuda"] if device == "cuda" else [])
+
+
+@on_gpu_too
+def test_measuring_calls_that_draw_leaves_all_generators(device: str) -> None:
+    with FakeTensorMode():
+        operand = torch.empty(64, 3, device=device)
+    calls = [
+        Call(aten.rand.default, ([3, 5],), {"device": torch.device(device)}),
+        Call(aten.native_dropout.default, (operand, 0.5, True), {}),
+    ]
+    modules = [torch, torch.cuda] if device == "cuda" else [torch]
+    before = [each.get_rng_state() for each in modules]
+    table = WorkspaceTable()
+    assert table.probe_calls(calls) == 2
+    assert all(each.result_bytes for each in table.known.values())
+    for module, state in zip(modules, before, strict=True):
+        assert torch.equal(module.get_rng_state(), state)

@@ -10,7 +10,7 @@ from numerics.test_regions import check_all, of
 from support.turned_layers import Convolved, Recomputed, Turned
 
 MODELS: dict[str, Any] = {
-    "convolved, permuted": (of(Convolved, 3, 5, 6, 7, what="permuted"), []),
+    "convolved, permuted": (of(Convolved, 3, 5, 6, 7), []),
     "over length": (of(Turned, 3, 13, 24, what="over length"), []),
     "last row": (of(Turned, 3, 13, 24, what="last row"), [5]),
     "recomputed, in turn": (of(Recomputed, 3, 13, 24, what="in turn"), []),

@@ -243,11 +243,6 @@ def test_odd_layers_train_as_in_the_flat_graph(part: int) -> None:
     check_all(dict(list(ODD.items())[part::3]), num_ranks=1, rounding=1e-6)
 
 
-def test_why_layers_stay_apart_is_told() -> None:
-    found = check(of(Normed, 9, 12), calls=[])
-    assert found.reasons == ["it writes to what it reads"]
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation": {"gradient_accumulation_steps": 2, "gradient_clipping": 0.1},
     "bf16": {"bf16": {"enabled": True}},

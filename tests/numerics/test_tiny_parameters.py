@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import torchloom
 from support.pool import run_ranks
-from torchloom.shard import layout_of, plan_layout
+from torchloom.shard import layout_of
 
 SIZES = ((), (0,), (1,), (2,), (3,), (5,), (7,), (2, 3), (0, 4), (3, 3), (11,), (1, 13))
 STEPS, MICRO, CLIP = 2, 2, 0.05
@@ -121,15 +121,3 @@ def test_own_loop(num_ranks: int) -> None:
             assert found == pytest.approx(norms, rel=1e-5)
             for name, weight in expected.items():
                 torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 512])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_no_rank_holds_padding_alone(num_ranks: int, stage: int) -> None:
-    for numel in (0, 1, 2, 3, 5, num_ranks - 1, num_ranks, num_ranks + 1, num_ranks**2):
-        model = nn.ParameterList([nn.Parameter(torch.zeros(numel))])
-        layout = plan_layout(model, stage=stage, world_size=num_ranks, rank=0, handle="t")
-        spec = layout["0"]
-        piece = -(-numel // num_ranks)
-        is_divided = spec.mode == "sharded" or spec.is_sliced
-        assert is_divided == (piece * (num_ranks - 1) < numel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from support.graphs import CONTEXT
 from torchloom.config import load_config
 from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import GraphPass, PassContext, options_of
@@ -18,24 +17,6 @@ def test_every_option_of_a_built_in_pass_has_a_default() -> None:
     assert found["bucket"] == {"gather_bytes": 16 << 20, "reduce_bytes": 16 << 20}
     assert found["prefetch"] == {"max_bytes": 16 << 20, "uses_ahead": 0}
     assert found["zero3"] == {}
-
-
-def test_bound_options_reach_the_function_alone() -> None:
-    seen = []
-
-    def mine(gm, ctx, *, depth: int = 1, name: str = "a") -> int:
-        seen.append((depth, name))
-        return 0
-
-    plain = GraphPass(name="mine", fn=mine, stage="lowered")
-    deep = plain.with_options(depth=3)
-    deep(None, CONTEXT)  # type: ignore[arg-type]
-    plain(None, CONTEXT)  # type: ignore[arg-type]
-    assert seen == [(3, "a"), (1, "a")]
-    assert deep.option("depth") == 3
-    assert deep.option("name") == "a"
-    with pytest.raises(PassError, match="pass 'mine' has no option 'dept': did you mean 'depth'"):
-        plain.with_options(dept=3)
 
 
 @pytest.mark.parametrize("value", ["32MB", -1, True])
@@ -100,9 +81,3 @@ def test_options_are_part_of_the_cache_key() -> None:
     plain = GraphPass(name="mine", fn=mine, stage="lowered")
     assert identity_of(plain) != identity_of(plain.with_options(depth=2))
     assert not identity_of(plain.with_options(table=object())).is_complete
-
-
-def test_ranks_compare_options_by_name() -> None:
-    passes = resolve_passes(3, options={"prefetch": {"max_bytes": 1}})
-    facts = CompileSession(passes=passes, context=PassContext(world_size=2)).facts
-    assert facts["option max_bytes of pass prefetch"] == "1"

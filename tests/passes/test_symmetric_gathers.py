@@ -56,22 +56,6 @@ def test_reading_is_bracketed(two_layers, kind: str) -> None:
                 chain.append(user)
 
 
-@pytest.mark.parametrize(
-    "context",
-    [
-        CONTEXT,
-        sharing("another.weight"),
-        sharing("first.weight", "second.weight", dtype=torch.bfloat16),
-        sharing("first.weight", "second.weight", handle="2x1#other"),
-    ],
-)
-def test_nothing_to_do_for_weights_that_are_not_shared(two_layers, context) -> None:
-    gm = copy_of(two_layers["forward"])
-    before = graph_text(gm.graph)
-    assert apply(gm, ["symmetric_gathers"], context).passes[0].num_edits == 0
-    assert graph_text(gm.graph) == before
-
-
 def test_a_tied_weight_is_one_view() -> None:
     gm = captured(Tied(), [torch.arange(5)], JOINT)["forward"]
     assert apply(gm, ["symmetric_gathers"], sharing("table.weight")).passes[0].num_edits == 1
@@ -100,11 +84,3 @@ def test_a_weight_that_leaves_or_may_be_written_is_gathered(model) -> None:
     apply(gm, ["symmetric_gathers"], sharing("inner.weight"))
     assert find(gm.graph, ops.gather)
     assert not find(gm.graph, ops.symmetric_start)
-
-
-def test_two_models_that_share_a_name_are_not_mixed_up(two_layers) -> None:
-    gm = copy_of(two_layers["forward"])
-    gathers = find(gm.graph, ops.gather)
-    for node in gathers:  # as if both weights had the first one's name
-        node.args = (*node.args[:5], "first.weight")
-    assert apply(gm, ["symmetric_gathers"], BOTH).passes[0].num_edits == 0

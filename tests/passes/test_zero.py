@@ -41,12 +41,6 @@ def test_zero3_saves_no_cast_weight() -> None:
     assert len(find(graphs["backward"].graph, ops.gather)) == 1
 
 
-def test_zero2_keeps_what_backward_needs() -> None:
-    graphs = captured(TwoLayers(), [X], ["zero2"])
-    assert not find(graphs["backward"].graph, ops.gather)
-    assert len(find(graphs["backward"].graph, ops.reduce)) == 2
-
-
 def test_zero1_narrows_sliced_parameters_only(golden) -> None:
     joint = captured(TwoLayers(), [X], stage=1)["joint"]
     options = {"zero1": {"params": ("first.weight", "second.weight")}}

@@ -155,7 +155,9 @@ def groups_without_experts(groups: Any) -> list[Any]:
 
 
 def set_z3_leaf_modules(model: nn.Module, classes: Any) -> list[nn.Module]:
-    return [each for each in model.modules() if isinstance(each, tuple(classes))]
+    found = [each for each in model.modules() if isinstance(each, tuple(classes))]
+    torchloom.leaf(*found)
+    return found
 
 
 def _place(param: Tensor) -> tuple[Any, Any] | None:

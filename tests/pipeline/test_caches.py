@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
@@ -27,7 +26,9 @@ def one_start(rank, cache, settings):
     engine, _ = make_engine(**settings)
     engine.compile()
     losses = train(engine, rank, 2)
-    passes = [p.name for graph in engine.compile_report().graphs for p in graph.passes]
+    graphs = engine.compile_report().graphs
+    # What Dynamo captured is rewritten before caches are asked.
+    passes = [p.name for each in graphs for p in each.passes if not p.graph.endswith(".captured")]
     counters = {kind: dict(c) for kind, c in torch._dynamo.utils.counters.items()}
     woven = engine.compile_report().graphs[0].collectives
     return passes, counters["inductor"], counters["aot_autograd"], losses, woven
@@ -118,21 +119,6 @@ def test_a_pass_that_records_stays_the_same_pass() -> None:
         identity_of(recording([1, 2, 3])).text != before.text
     )  # ranks that begin otherwise differ
     assert identity_of(recording([1])).text == before.text
-
-
-def test_partials_and_objects_as_passes() -> None:
-    def own(gm, ctx, *, limit):
-        return 0
-
-    partial = GraphPass(name="own", fn=functools.partial(own, limit=3), stage="joint")
-    assert identity_of(partial).is_complete
-    assert "3" in identity_of(partial).text
-
-    class Callable:
-        def __call__(self, gm, ctx):
-            return 0
-
-    assert not identity_of(GraphPass(name="own", fn=Callable(), stage="joint")).is_complete
 
 
 def test_a_pass_without_identity_is_never_cached(tmp_path) -> None:

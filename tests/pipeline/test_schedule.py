@@ -6,7 +6,6 @@ import pytest
 
 from torchloom import PassContract, validate_schedule
 from torchloom.errors import PassOrderError
-from torchloom.graph import GraphPass
 from torchloom.pipeline import PassRegistry, Resolver
 
 
@@ -32,36 +31,6 @@ def test_an_entry_is_due_from_its_step_on():
     assert "prefetch" not in named(plan.due(4).passes)
     assert plan.due(5) is plan.due(500)
     assert "prefetch" in named(plan.due(5).passes)
-
-
-def test_forms_may_be_mixed():
-    known = registry(mine=None)
-    own = GraphPass(name="own", fn=lambda gm, ctx: 0, stage="lowered")
-    asked = ["zero3_compile", ("prefetch", "2GB"), edit, (own, 1000), ("mine", 0.5)]
-    passes = Resolver(3, known, total_bytes=300).passes(asked)
-    budgets = {each.name: each.memory_budget_bytes for each in passes}
-    assert budgets["prefetch"] == 2 * 10**9
-    assert (budgets["own"], budgets["mine"], budgets["edit"], budgets["place"]) == (
-        *(1000, 150),
-        *(None, None),
-    )
-
-
-def test_a_function_is_known_by_identity():
-    known = PassRegistry()
-    known.register("first", edit, PassContract(requires={"transfers"}))
-    assert named(Resolver(3, known).passes(["zero3_compile", edit]))[-1] == "first"
-    known.register("second", edit)
-    with pytest.raises(PassOrderError, match=r"'first' and 'second'.*one of the names"):
-        Resolver(3, known).passes([edit])
-
-
-def test_a_child_knows_its_parents_passes_but_not_the_other_way_round():
-    parent = registry(ours=None)
-    child = PassRegistry(parent)
-    child.register("mine", edit)
-    assert {"ours", "mine", "zero3"} <= set(child.known())
-    assert "mine" not in parent.known()
 
 
 @pytest.mark.parametrize("name", ["zero3", "zero3_compile", "offload_activation_floor"])

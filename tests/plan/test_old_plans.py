@@ -54,6 +54,6 @@ def test_it_is_written_as_it_was_read() -> None:
     written = json.loads(Plan.from_json(OLD).to_json())
 
     data["graphs"][0]["decisions"][2] |= {"place": -1, "where": ""}
-    data["graphs"][0]["calls_bodies"] = False  # none did
+    data["graphs"][0] |= {"calls_bodies": False, "loss_rows": []}  # none did
     assert written == data
     assert GraphPlan.from_dict(written["graphs"][0]) == Plan.from_json(OLD).graphs[0]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from torchloom.cli import make_app
 from torchloom.errors import PlanError
 from torchloom.plan import Decision, GraphPlan, Plan
-from torchloom.plan.text import diff_plans, show_bytes, show_plan
+from torchloom.plan.text import diff_plans, show_plan
 
 
 def decision(value: str, size: int, action: str) -> Decision:
@@ -80,14 +80,6 @@ def test_what_differs_between_plans() -> None:
         "graph 0011: peak_bytes: 2.50 MB -> 2.00 MB",
         "graph 0011: keep -> recompute: 1 values, 800 kB: mm_1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345, "12.3 kB"), (40 * 10**9, "40.0 GB")],
-)
-def test_sizes(num_bytes: int, text: str) -> None:
-    assert show_bytes(num_bytes) == text
 
 
 def test_the_command(tmp_path) -> None:

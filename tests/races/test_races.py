@@ -102,24 +102,6 @@ def test_each_rule_by_hand() -> None:
     assert kinds(Free("x"), Use("u", reads=given)) == ["used after free"]
 
 
-def test_values_that_take_turns_in_a_slot() -> None:
-    """A slot may be filled again when all that read it are done, copies out of it included."""
-    x, y, p, q = (frozenset({name}) for name in "xypq")
-    fill, refill = Start("a", "to_device", x, p), Start("b", "to_device", y, q)
-    store = Start("c", "to_host", p, frozenset({"z"}))
-
-    def kinds(*events: object) -> list[str]:
-        schedule = TransferSchedule(events, x | y, {"p": "slot", "q": "slot"})
-        return [race.kind for race in find_races(schedule)]
-
-    use, reuse = Use("use", reads=p), Use("reuse", reads=q)
-    assert kinds(fill, WaitFor("a"), use, store, WaitFor("c"), refill, WaitFor("b"), reuse) == []
-    assert kinds(fill, WaitFor("a"), use, store, refill, WaitFor("b"), WaitFor("c"), reuse) == [
-        "written under way"
-    ]
-    assert kinds(fill, WaitFor("a"), refill, WaitFor("b"), use, reuse) == ["overwritten"]
-
-
 def test_engines_in_order_imply_earlier_transfers_and_the_network_does_not() -> None:
     def two(engine: str) -> list[str]:
         first = Start("a", engine, frozenset({"x"}), frozenset({"p"}))

@@ -58,13 +58,6 @@ def test_bad_data_is_refused_by_name(tmp_path, prepare, message):
     assert str(path) in str(caught.value)
 
 
-def test_windows_share_one_token_and_cover_the_text():
-    rows = windows(torch.arange(31), 10)
-    assert rows.tolist() == [list(range(i, i + 11)) for i in (0, 10, 20)]
-    with pytest.raises(DataError, match="fewer than one sample"):
-        windows(torch.arange(10), 10)
-
-
 def test_heldout_batches_are_disjoint_and_equally_many_on_all_ranks():
     options = {"micro_batch": 2, "world_size": 3, "max_samples": 20}
     rows = windows(torch.arange(1001), 10)
@@ -73,8 +66,3 @@ def test_heldout_batches_are_disjoint_and_equally_many_on_all_ranks():
     starts = torch.cat([batch for batches in ranks for batch in batches])[:, 0].tolist()
     assert len(set(starts)) == 18
     assert max(starts) > 900
-
-
-def test_a_tiny_heldout_text_is_gone_through_again():
-    batches = heldout_batches(windows(torch.arange(25), 10), micro_batch=4, rank=1, world_size=2)
-    assert [batch.shape for batch in batches] == [(4, 11)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchloom.engine.loader import make_loader
-from torchloom.errors import DataError, EngineError
+from torchloom.errors import EngineError
 from torchloom.files import read_json_lines
 from torchloom.loop.step_log import Work
 from torchloom.recipes.train.corpus import windows
@@ -206,14 +206,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
         loop.run()
 
 
-def test_text_for_less_than_one_batch_is_refused(tmp_path):
-    module = Bigram()
-    engine = FakeEngine(module)
-    engine.config.batch.micro_batch_size = 300
-    with pytest.raises(DataError, match="249 samples of 256 tokens, fewer than one batch of 300"):
-        make_loop(tmp_path, engine=engine)
-
-
 def test_a_resumed_file_keeps_earlier_rows_and_drops_later_ones(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with json_lines(path) as log:
@@ -231,12 +223,3 @@ def test_a_resumed_file_keeps_earlier_rows_and_drops_later_ones(tmp_path):
     with json_lines(path):
         pass
     assert read_json_lines(path) == []
-
-
-def test_options_survive_the_way_to_a_worker():
-    from torchloom.cli.train import to_argv
-
-    options = TrainOptions(out="a b", steps=7, compile=False, resume=True, micro_batch=2)
-    assert to_argv(options) == [
-        "--out", "a b", "--steps", "7", "--resume", "--no-compile", "--micro-batch", "2",
-    ]  # fmt: skip

@@ -16,7 +16,6 @@ from torchloom.recipes.train.metrics import (
     shown,
     summarize,
     tensorboard,
-    write_charts,
 )
 
 
@@ -113,21 +112,6 @@ def test_a_stopped_run_says_so_and_when_it_was_last_evaluated(rows):
     assert "5.500 -> 5.500 nats/byte, step 0" in text
 
 
-def test_a_run_stopped_before_its_first_step_has_a_summary_too(tmp_path):
-    summary = make_summary([], steps=0, num_graphs=0)
-    text = show(lambda c: print_summary(c, summary, {}))
-    assert "n/a" in text and "nothing, ran eagerly" in text
-    assert write_charts(tmp_path, [], summary) == {}
-
-
-def test_charts_are_written(rows, tmp_path):
-    loss, step_time, throughput, memory = write_charts(tmp_path, rows, make_summary(rows)).values()
-    assert "nats per byte" in loss.read_text() and "held-out loss" in loss.read_text()
-    assert "milliseconds" in step_time.read_text() and "2 ranks on CPU" in step_time.read_text()
-    assert "bytes per second" in throughput.read_text()
-    assert "peak so far" in memory.read_text()
-
-
 def test_plain_lines_come_for_the_first_and_every_nth_step():
     def draw(console):
         with shown(console, log_every=2, **SHOWN) as log:
@@ -140,26 +124,6 @@ def test_plain_lines_come_for_the_first_and_every_nth_step():
     assert lines[1] == "compiling ..."
     assert [line.split("  ")[0] for line in lines[2:]] == [f"step {k}/5" for k in (1, 2, 4, 5)]
     assert "loss 1.000  200 tokens/s  500 ms/step  1.00 GiB  MFU 50.0%" in lines[-1]
-
-
-def test_a_long_compile_says_what_it_does():
-    told = threading.Event()
-
-    def phase():
-        told.set()
-        return "lowering a layer graph0 (21 s)"
-
-    def draw(console):
-        options = {**SHOWN, "phase": phase}
-        with shown(console, log_every=1, phase_every_s=0.01, **options) as log:
-            assert told.wait(10)
-            told.clear()
-            assert told.wait(10)  # the first line is out
-            log(step_row(1))
-
-    lines = show(draw).splitlines()
-    assert lines[0] == "compiling: lowering a layer graph0 (21 s)"
-    assert any(line.startswith("step 1/5") for line in lines)
 
 
 def test_a_terminal_gets_a_bar_which_shows_what_a_compile_does():

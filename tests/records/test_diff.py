@@ -20,7 +20,6 @@ from torchloom.records import (
     Guard,
     Kernel,
     PassRun,
-    Peak,
     Recompile,
     Session,
     Span,
@@ -108,31 +107,15 @@ def test_kernels_and_graphs_of_one_number_and_another_text() -> None:
         assert diff(session(one), session(other)), field
 
 
-def test_guards_that_read_the_same_in_words() -> None:
-    one, other = (
-        Entry(compile_id="0/0", guards=[guard("x is a tensor", f"stride=[{n}]")]) for n in (1, 2)
-    )
-    text = str(diff(session(one), session(other)))
-    assert "+ x is a tensor (stride=[2])" in text
-
-
 @pytest.mark.parametrize(
     ("before", "after", "is_same"),
     [
         ("s == {'b', 'c', 'a'}", "s == {'a', 'b', 'c'}", True),
-        ("s == frozenset({(2, 'x,'), <str>})", "s == frozenset({<str>, (2, 'x,')})", True),
-        ("s == [{'b', 'a'}, {1: {'d', 'c'}}]", "s == [{'a', 'b'}, {1: {'c', 'd'}}]", True),
         ("s == {'a', 'b'}", "s == {'a', 'c'}", False),
-        ("s == {'a': 1, 'b': 2}", "s == {'b': 2, 'a': 1}", False),
-        ("s == ['b', 'a']", "s == ['a', 'b']", False),
         ("s == '{b, a}'", "s == '{a, b}'", False),
-        ("s == '}{b, a'", "s == '}{b, a'", True),
         ("global __builtins_dict___1['len']", "global __builtins_dict___7['len']", True),
-        ("global __builtins_dict___1['len']", "global __builtins_dict___1['max']", False),
-        ("G['___context_manager_0_3']", "G['___context_manager_0_9']", True),
         ("G['__nested_<id>_c0/0']", "G['__nested_<id>_c3/0']", True),
         ("global __mine_1", "global __mine_2", False),
-        ("global weights_1", "global weights_2", False),
     ],
 )
 def test_guards_in_another_order_or_numbering(before: str, after: str, is_same: bool) -> None:
@@ -173,15 +156,6 @@ def test_what_a_cache_kept_from_being_made_is_no_change() -> None:
     assert not found
     assert "caches unused -> fx_graph hit" in str(found)
     assert diff(session(cold), session(Entry(compile_id="0/0")))
-
-
-def test_predicted_peaks() -> None:
-    def peaking(num_bytes: int) -> Session:
-        peak = Peak(graph="g", phase="forward", node="mm", layer="", peak_bytes=num_bytes)
-        return Session(peaks=[peak])
-
-    assert str(diff(peaking(3), peaking(4))) == "memory:\n  peak of forward of g: 3 -> 4 bytes"
-    assert not diff(peaking(3), Session())
 
 
 def watched(fn: Callable[..., Any], *args: Any, backend: str = "eager") -> Session:

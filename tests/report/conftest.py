@@ -54,7 +54,7 @@ class Page:
         box.clear()
         box.send_keys(text)
 
-    def until(self, holds: Callable[[], object], within_s: float = 10.0) -> None:
+    def until(self, holds: Callable[[], object], within_s: float = 120.0) -> None:
         end = time.monotonic() + within_s
         while not holds():
             assert time.monotonic() < end, "the page did not come to the state in time"

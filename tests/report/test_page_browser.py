@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,11 @@ from report.test_page_records import (
     HOSTILE,
     big_session,
     hostile_session,
-    recompiled_session,
     run_session,
     small_session,
 )
 from torchloom.events import ProgramReady, Recorder, emit
-from torchloom.records import EventRow, PassRun, Session
+from torchloom.records import EventRow, Session
 from torchloom.records.summary import summary
 from torchloom.report.charts import Bar, BarGroup, Series, bar_chart, line_chart
 
@@ -61,15 +59,6 @@ def test_guards_about_arguments_come_first_and_are_found_by_search(show):
     page.until(lambda: page.texts("main h2") == ["Guards: 1"])
     page.open("entry/0-0/guards")
     assert len(page.texts("table.guards tbody tr")) == 2
-
-
-def test_text_search_goes_to_its_lines(show):
-    page = show(big_session(4))
-    page.open("entry/0-0/graphs")
-    page.type(".bar input[type=search]", "layers.3.attention.q79")
-    page.until(lambda: page.texts(".line.hit"))
-    assert "view1_3_79" in page.texts(".line.hit")[0]
-    assert "1 of 1 line" in page.texts("[role=status]")[0]
 
 
 def test_passes_show_differences_and_memory(show):
@@ -171,56 +160,6 @@ def test_a_large_record_opens_soon(show):
     assert page.open() < MAX_OPEN_S
 
 
-def test_why_each_entry_was_made_names_what_came(show):
-    page = show(recompiled_session(31))
-    fix = page.texts(".fixes li")[0]
-    assert "30 recompiles" in fix
-    assert "came as 'm1', 'm2', 'm3', 'm4', ..." in fix
-    assert "another value" not in fix
-    page.click(".fixes a")
-    rows = page.texts("table:not(.source) tbody tr")
-    assert "first entry" in rows[0]
-    assert "expected == 'm0', got 'm1'" in rows[1]
-    assert "got 'm30', which none of 30 older entries expects" in rows[30]
-    assert page.texts("dd")[1:3] == ["62", "31"]
-    page.open("entry/0-30/recompile")
-    assert "'m30'" in page.texts("[role=tabpanel] tbody tr")[0]
-    trigger = page.texts(".trigger")[0]
-    assert trigger.index("mode") < trigger.index("float32 tensor") < trigger.index("dict")
-
-
-def passes_session() -> Session:
-    """Return a record in which some passes changed nothing."""
-    session = small_session()
-    entry = session.functions[0].entries[0]
-    for name, graph in (
-        ("bucket", "graph0"),
-        ("prefetch", "graph0"),
-        ("bucket", "graph0.backward"),
-    ):
-        entry.passes.append(
-            PassRun(
-                name=name, stage="lowered", graph=graph, num_edits=0, duration_s=0.001, curve=[8]
-            )
-        )
-    return session
-
-
-def test_ticks_of_one_axis_are_in_one_unit_and_do_not_overlap(show):
-    page = show(run_session())
-    page.open("timeline")
-    page.until(lambda: page.texts(".lanes .axis"))
-    for _ in range(12):
-        units = {re.sub(r"[-\d.,\s]", "", label) for label in page.texts(".lanes .axis")} - {""}
-        assert len(units) == 1
-        gaps = page.js(
-            "const t = [...document.querySelectorAll('.lanes .axis')].map((e) =>"
-            " e.getBoundingClientRect()); return t.slice(1).map((r, i) => r.left - t[i].right)"
-        )
-        assert min(gaps, default=1) > 0
-        page.click("[aria-label='Zoom in']")
-
-
 def test_a_record_without_steps_has_a_timeline_of_its_compiles(show):
     page = show(small_session())
     page.open("timeline")
@@ -228,16 +167,6 @@ def test_a_record_without_steps_has_a_timeline_of_its_compiles(show):
     assert "compile" in page.texts(".lanes .lane")
     assert any("dynamo of entry 0/0 of f" in text for text in page.texts(".lanes .b title"))
     assert "No training step was recorded" in page.texts("#view")[0]
-
-
-def test_an_entry_whose_passes_all_changed_nothing_says_so(show):
-    session = passes_session()
-    entry = session.functions[0].entries[0]
-    entry.passes = entry.passes[1:2]
-    page = show(session)
-    page.open("entry/0-0/passes")
-    assert page.texts("table.stack tbody tr") == []
-    assert page.texts(".unchanged") == ["1 pass changed nothing: bucket."]
 
 
 def test_svg_charts_follow_the_theme_of_the_system(browser, tmp_path: Path):

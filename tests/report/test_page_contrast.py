@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from report.test_page_overview import planned_session
-from report.test_page_records import big_session, recompiled_session, small_session
+from report.test_page_records import big_session, recompiled_session
 from torchloom.records import CacheUse, Session
 
 MEASURE = Path(__file__).with_name("contrast.js").read_text("utf-8")
@@ -114,15 +114,3 @@ def test_text_and_marks_stand_out(show, theme: str):
     assert MARKS - {row[1] for row in marks} == set()
     met = {row[1].split(".", 1)[1] for row in texts if "." in row[1]}
     assert {each for each in CLASSES if not any(m.startswith(each) for m in met)} == set()
-
-
-def test_the_measure_finds_what_is_too_faint(show):
-    page = show(small_session())
-    add = (
-        "document.styleSheets[0].insertRule(arguments[0], document.styleSheets[0].cssRules.length)"
-    )
-    for faint in ("h2 { color: #999 }", ".bar-line span { background: #ddd }"):
-        page.js(add, faint)
-    found = page.js(MEASURE)
-    assert {row[0].split(".")[0] for row in found["texts"] if row[1] < MIN_TEXT} == {"H2"}
-    assert {row[0] for row in found["marks"] if row[1] < MIN_MARK} == {".bar-line span"}

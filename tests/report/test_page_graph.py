@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from report.test_page_records import big_session, small_session
 from torchloom.records import Artifact, Entry, Function, Session
 
-MAX_DRAW_S = 20.0
 ENTER = "\ue007"
 
 
@@ -29,9 +26,7 @@ def test_a_graph_as_a_picture(show):
 def test_a_large_graph_begins_closed_and_opens_by_group(show):
     page = show(big_session(30))
     page.open("entry/0-0/graphs")
-    start = time.monotonic()
     page.click("#way-picture")
-    assert time.monotonic() - start < MAX_DRAW_S
     closed = len(page.texts(".box"))
     assert 1 < closed <= 150
     page.js("document.querySelector('.box.k-group').dispatchEvent(new MouseEvent('dblclick'))")
@@ -101,20 +96,6 @@ def picture(show, num_layers: int):
     page.open("entry/0-0/graphs")
     page.click("#way-picture")
     return page
-
-
-def test_search_opens_the_groups_around_a_hidden_node(show):
-    page = picture(show, 30)
-    page.press("Collapse")
-    assert "view1_17_79" not in page.texts(".box .name")
-    page.type(".picture input", "layers.17.attention.q79")
-    page.until(lambda: "view1_17_79" in page.texts(".box.chosen .name"))
-    assert page.texts(".box.found .name") == ["view1_17_79"]
-    told = page.texts(".picture .told")[0]
-    assert "1 of 1 node found: view1_17_79" in told and "opened" in told
-    assert 1 <= len(page.texts(".frame")) <= 4
-    page.type(".picture input", "no such node")
-    page.until(lambda: "No node found" in page.texts(".picture .told")[0])
 
 
 def test_open_groups_are_frames_around_what_they_hold(show):

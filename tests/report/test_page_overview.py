@@ -9,7 +9,6 @@ import pytest
 from report.test_page_records import run_session, small_session
 from torchloom.records import (
     Alive,
-    Continuation,
     Decision,
     Entry,
     EventRow,
@@ -19,8 +18,6 @@ from torchloom.records import (
     Session,
     Span,
     Standing,
-    from_json,
-    to_json,
 )
 from torchloom.records.summary import summary
 
@@ -130,14 +127,6 @@ def test_the_peak_is_held_against_the_budget_by_kind_and_layer(show):
     assert "38.0 MiB" in page.texts(".figure strong")
 
 
-def test_code_that_needs_less_than_its_graphs_is_said(show):
-    session = planned_session()
-    session.plans[0].peak_bytes = 19 * MIB
-    page = show(session)
-    assert "Predicted peak of this rank: 35.0 MiB of 40.0 MiB" in page.texts("main")[0]
-    assert "needs 1.0 MiB less" in page.texts("main")[0]
-
-
 def test_the_plan_gives_its_reasons(show):
     page = show(planned_session())
     reasons = page.texts(".reasons li")
@@ -170,28 +159,6 @@ def test_the_summary_tells_what_was_measured_beside_what_was_predicted():
         assert line in text.splitlines()
 
 
-def test_phases_of_the_compile_are_told_apart(show):
-    page = show(planned_session())
-    phases = rows(page, "Where compile time went")
-    assert phases["capture"][0] == "1.00 s"
-    assert phases["planning"][0] == "500 ms"
-    assert phases["code generation"][0] == "300 ms"
-
-
-def test_records_from_before_these_fields_open_as_they_did(show):
-    data = to_json(run_session())
-    for name in ("plans", "peaks", "standing"):
-        del data[name]
-    page = show(from_json(data))
-    heads = page.texts("main h2")
-    assert "Where the time of a step went" in heads
-    assert "Where the memory went" not in heads
-    assert "The plan and its reasons" not in heads
-    assert "not recorded" in rows(page, "Exposed communication by layer")
-    compiled = show(small_session())
-    assert "Where the time of a step went" not in compiled.texts("main h2")
-
-
 def limited_session() -> Session:
     """Return a record of a function that reached its limit, and of one that Dynamo skipped."""
     session = small_session()
@@ -204,25 +171,6 @@ def limited_session() -> Session:
         )
     )
     session.num_unknown_eager_calls = 3
-    return session
-
-
-def broken_session() -> Session:
-    """Return a record with the continuations of a break, bytecode before and after, and a stack."""
-    session = small_session()
-    entry = session.functions[0].entries[0]
-    entry.continuations = [
-        Continuation(
-            name="__resume_at_1", function="torch_dynamo_resume_in_f_at_3", line=3,
-            source="def rest(y):\n    return y / 2\n", num_entries=2,
-        ),
-        Continuation(
-            name="__resume_at_2", function="torch_dynamo_resume_in_f_at_5", line=5,
-            source="def rest(y):\n    return y\n",
-        ),
-    ]  # fmt: skip
-    entry.original_bytecode = "RESUME\nLOAD_FAST x\nRETURN_VALUE\n"
-    entry.stack = ["/home/me/main.py:9 in main", "/home/me/f.py:3 in f"]
     return session
 
 
@@ -246,31 +194,6 @@ def test_functions_that_dynamo_skipped_are_listed_with_the_reason(show):
     assert len(rows) == 1
     assert "gen" in rows[0]
     assert "failed: Unsupported: try block" in rows[0]
-
-
-def test_continuations_stand_in_the_order_of_calls_taken_or_not(show):
-    page = show(broken_session())
-    page.open("entry/0-0/bytecode")
-    heads = page.texts(".continuation h3")
-    assert len(heads) == 2
-    assert "f, from line 3 on" in heads[0]
-    assert "taken: 2 compiled versions" in heads[0]
-    assert "not compiled" in heads[1]
-    texts = page.texts(".continuation .code")
-    assert "return y / 2" in texts[0]
-    assert page.texts("main h2")[-2:] == [
-        "Bytecode that Python compiled",
-        "Bytecode that Dynamo wrote",
-    ]
-    assert "LOAD_FAST x" in page.texts(".beside .code")[-2]
-
-
-def test_the_calls_that_led_to_a_compile_are_told(show):
-    page = show(broken_session())
-    page.open("entry/0-0/guards")
-    (stack,) = page.texts(".stack-of-calls ol")
-    assert "main.py:9 in main" in stack
-    assert stack.index("main.py:9") < stack.index("f.py:3")
 
 
 def test_what_was_not_counted_and_what_was_left_out_are_no_numbers(show):

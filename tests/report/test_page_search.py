@@ -14,7 +14,7 @@ from report.test_page_headline import run_folder, steps_session
 from report.test_page_overview import rows
 from report.test_page_records import HOSTILE, run_session
 from torchloom.cli.records import diff
-from torchloom.records import Break, Entry, EventRow, Function, Recompile, Session, save_record
+from torchloom.records import Break, Entry, Function, Recompile, Session, save_record
 
 
 def causes_session() -> Session:
@@ -70,21 +70,6 @@ def test_search_finds_entries_graphs_and_events(show):
     assert "Nothing in this record" in page.texts(".empty")[0]
     page.open("search/size mismatch")
     assert "recompile: size mismatch" in page.texts("main tbody tr")[0]
-
-
-def test_events_are_words_with_times_from_the_start_of_their_step(show):
-    session = run_session()
-    odd = EventRow(kind="CollectiveRan", at_s=1e9 + 1.7, data={"params": 3, "note": "<b>"})
-    session.events += [odd, EventRow(kind="FromLater", at_s=1e9 + 1.8, data={"of": [1]})]
-    page = show(session)
-    page.open("events")
-    found = page.texts("main tbody tr")
-    assert "0 snot woventhe model runs eagerly sharded: demo" in found[0]
-    assert any(row.startswith("step 2 + 300 msphasebackward of step 2 in 190 ms") for row in found)
-    assert any("step 1 + 50.0 mscollectivegather of 3 tensors, 1.0 MiB" in row for row in found)
-    assert any('collectiveparams 3, note "<b>"' in row for row in found)
-    assert any("FromLaterof [1]" in row for row in found)
-    assert not any("CollectiveRan" in text for text in page.texts("select option"))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from report.test_page_records import run_session, small_session
+from report.test_page_records import run_session
 from torchloom.records import EventRow, Session
 
 LEFT, RIGHT = "\ue012", "\ue014"
@@ -22,11 +22,6 @@ def names(page) -> list[str]:
 
 def pressed(page) -> list[str]:
     return page.texts(".pick [aria-pressed=true]")
-
-
-def phase(name: str, step: int, start_s: float, duration_s: float = 0.1) -> EventRow:
-    data = {"phase": name, "step": step, "start_s": start_s, "duration_s": duration_s}
-    return EventRow(kind="PhaseRan", at_s=start_s, data=data)
 
 
 def test_lanes_of_phases_compiles_and_collectives(show):
@@ -54,23 +49,6 @@ def test_it_opens_on_the_first_step_after_the_last_compile(show):
     assert pressed(page) == ["Whole run"]
     page.press("Steps")
     page.until(lambda: not any("step 2" in name for name in names(page)))
-
-
-def test_evaluations_belong_to_no_step(show):
-    session = small_session()
-    rows = [("forward", 4, i) for i in range(3)]  # held-out batches
-    rows += [("forward", 4, 3), ("backward", 4, 4), ("forward", 4, 5), ("backward", 4, 6)]
-    rows += [("step", 4, 7), ("forward", 5, 8), ("forward", 5, 9)]
-    session.events += [phase(name, step, 1e9 + 1 + at) for name, step, at in rows]
-    data = {"step": 5, "seconds": 7.1, "wait_seconds": 3.0}
-    session.events.append(EventRow(kind="StepEnded", at_s=1e9 + 8.1, data=data))
-    page = timeline(show, session)
-    page.until(lambda: "step 5 of 5 to 5" in page.texts(".told")[0])
-    assert "4.10 s" in page.texts(".told")[0]  # from the fourth forward to the end of the step
-    page.until(lambda: len(names(page)) == 5)
-    page.press("Whole run")
-    page.until(lambda: len(names(page)) > 5)
-    assert " ".join(names(page)).count("evaluation") == 5
 
 
 def test_it_is_moved_by_keys(show):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import torchloom
+from support.gpu import gpu, one_rank
 from support.models import tricky
 from support.ranks import run_ranks
 from support.recording import recording_group
@@ -111,25 +111,17 @@ def test_a_bucket_is_one_collective(world_size: int, coalesces: bool) -> None:
             assert [n for _, numels in calls for n in numels] == shards
 
 
-@both
-def test_one_collective_for_each_dtype(coalesces: bool) -> None:
-    def fn(rank):
-        group, transport = collectives(coalesces)
-        shards = [whole(rank, 5), whole(rank, 6, BF16), whole(rank, 7), whole(rank, 8, BF16)]
-        fulls = [shard.new_empty(2 * len(shard)) for shard in shards]
-        transport.all_gather(shards, fulls, W).finish()
-        for shard, full in zip(shards, fulls, strict=True):
-            parts = [whole(peer, len(shard), shard.dtype) for peer in range(2)]
-            assert torch.equal(full, torch.cat(parts))
-        sums = [torch.full((3,), math.nan), torch.full((3,), math.nan)]
-        transport.reduce_scatter([whole(rank, 5), whole(rank, 6, BF16)], sums, 1.0, W).finish()
-        for numel, one in zip((5, 6), sums, strict=True):
-            assert torch.equal(one, cut(whole(0, numel) + whole(1, numel), rank, 3))
-        return [(call.name, call.dtypes[0]) for call in group.calls]
-
-    names = [name for name, _ in equal_on_all(run_ranks(2, fn))]
-    gathers = [GATHER[True]] * 2 if coalesces else [GATHER[False]] * 4
-    assert names == [*gathers, *[REDUCE[False]] * 2]
+@gpu
+def test_nccl_with_one_rank() -> None:
+    """The bodies of the test above, over NCCL's own collectives and streams."""
+    with one_rank("cuda"), torch.device("cuda"):
+        transport = C10dCollectives(GroupRef(torch.distributed.group.WORLD), channel())
+        assert transport.coalesces
+        for dtype in (F32, BF16):
+            gathers(transport, 0, 1, dtype)
+            sums(transport, 0, 1, dtype)
+            for wire in (F32, BF16):
+                reduces(transport, 0, 1, wire, dtype)
 
 
 @both
@@ -190,23 +182,6 @@ def test_memory_under_way_is_what_the_planner_is_told(coalesces: bool) -> None:
     for rows in run_ranks(3, fn):
         for start, numels, wire, predicted, measured in rows:
             assert predicted <= measured <= predicted + 64, (start, numels, wire)
-
-
-def test_no_warning_and_no_filter_is_touched() -> None:
-    def fn(rank):
-        _, transport = collectives(coalesces=False)
-        shards, fulls = [whole(rank, 4), whole(rank, 4)], [torch.empty(8), torch.empty(8)]
-        before = [*warnings.filters]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            held = [*warnings.filters]
-            pending = transport.all_gather(shards, fulls, W)
-            assert warnings.filters == held
-            pending.finish()
-            transport.reduce_scatter(fulls, shards, 1.0, W).finish()
-        return warnings.filters == before
-
-    assert all(run_ranks(2, fn))
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -21,7 +21,12 @@ from torchloom.shard.shards import cut
 
 # Around the size at which tensors stop being packed, odd, tiny, and empty.
 NUMELS = [1, 7, 0, 33, 65_536, 200_003, 2]
-IMPLEMENTATIONS = [GlooCollectives, C10dCollectives, shm.connect]
+IMPLEMENTATIONS = [
+    GlooCollectives,
+    C10dCollectives,
+    shm.connect,
+    lambda group, channel: shm.connect(group, channel, slot_bytes=4_096),
+]
 
 
 def whole(rank: int, numel: int) -> torch.Tensor:
@@ -49,6 +54,16 @@ def test_every_implementation_computes_the_same(world_size: int) -> None:
             transport.all_reduce(tensors, 0.5, W).finish()
             for total, one in zip(totals, tensors, strict=True):
                 torch.testing.assert_close(one, total, rtol=0, atol=0 if world_size == 2 else 1e-6)
+            for scale in (0, 1, 7, 40_001):  # the second and third rank send the first nothing
+                sent = [
+                    [scale * (j + 1) * (i < 1 or j > 0) for j in range(world_size)]
+                    for i in range(world_size)
+                ]
+                values = [whole(i, sum(row)).split(row) for i, row in enumerate(sent)]
+                expected = torch.cat([each[rank] for each in values])
+                received = torch.full_like(expected, math.nan)
+                transport.all_to_all(torch.cat(values[rank]), received, sent, W).finish()
+                assert torch.equal(received, expected)
 
     run_ranks(world_size, fn)
 

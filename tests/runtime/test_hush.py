@@ -32,7 +32,7 @@ def test_a_lost_store_prints_no_stack_within_the_block_alone(is_shown: bool) -> 
     own = {"TORCH_CPP_LOG_LEVEL": "WARNING", "TORCHLOOM_TRACEBACK": "1" if is_shown else "0"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        capture_output=True, text=True, timeout=60, check=True, env=envs.child_environment(own),
+        capture_output=True, text=True, timeout=300, check=True, env=envs.child_environment(own),
     )  # fmt: skip
     hushed, _, opened = done.stderr.partition("open\n")
     assert hushed.count("\nraised\n") == opened.count("raised\n") == 1

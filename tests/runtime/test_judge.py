@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from torchloom.runtime.lines.judge import judge
-from torchloom.runtime.lines.report import Limits, Report, Waiting, report_of, silent_report
+from torchloom.runtime.lines.report import Limits, Report, Waiting, silent_report
 
 A, B = "2x1#0 shard 0-1:1", "2x1#0 shard 0-1:2"
 
@@ -33,13 +31,6 @@ def test_ranks_that_wait_for_each_other_differ() -> None:
     assert found is not None
     assert found.kind == "differ"
     assert "rank 0 waits for gather of a; rank 1 waits for gather of b" in found.text
-
-
-def test_a_rank_that_gathers_outside_of_training_is_named() -> None:
-    alone = waits(1, B, "gather of a", purpose="without gradients")
-    found = judge(of(waits(0, A, "gather of a"), alone), {})
-    assert found is not None
-    assert "Rank 1 gathers without gradients, rank 0 does not. Look for a call" in found.text
 
 
 def test_ranks_that_wait_for_the_same_go_on() -> None:
@@ -77,12 +68,6 @@ def test_a_rank_that_has_ended_is_named_with_its_cause() -> None:
     assert found is not None
     assert found.kind == "lost"
     assert found.text.startswith("rank 1 has failed with ValueError: x, in step 3; rank 0 waits")
-
-
-def test_who_does_not_need_the_ended_rank_goes_on() -> None:
-    pair = waits(2, "2x2#0 shard 2-3:9", "gather of a", ranks=(2, 3))
-    busy = Report(rank=3, begun={"2x2#0 shard 2-3:9": False})
-    assert judge(of(pair, busy), {0: "has ended its program"}) is None
 
 
 def test_a_circle_of_three() -> None:
@@ -128,13 +113,3 @@ def test_groups_without_names_are_compared_one_by_one() -> None:
     found = judge(of(one, other), {})
     assert found is not None
     assert "rank 0 began gather of b, where rank 1 began reduction of c" in found.text
-
-
-def test_reports_travel_as_plain_data() -> None:
-    one = waits(0, A, "gather of a", notes=["it runs graph0 eagerly"])
-    assert Report.from_plain(asdict(one)) == one
-    here = report_of(3, [A], Limits())
-    assert Report.from_plain(asdict(here)) == here
-    assert here.begun == {A: False}
-    silent = silent_report(1, [one])
-    assert Report.from_plain(asdict(silent)) == silent

@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import subprocess
-import time
 
 import pytest
 import torch
@@ -133,20 +132,17 @@ def test_a_killed_rank_is_noticed_by_the_others_and_leaves_nothing() -> None:
         if rank == 1:
             subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {os.getpid()}"])
             return None
-        started = time.monotonic()
         text = error_of(lambda: sum_of_ranks(comm))
-        took = time.monotonic() - started
         assert error_of(lambda: sum_of_ranks(comm)) == text  # and from now on at once
         dist.destroy_process_group()
         gc.collect()
         left = [name for name in open_descriptors() if "memfd" in name]
-        return text, took, left, mapped_bytes(), files_left()
+        return text, left, mapped_bytes(), files_left()
 
     results = run_ranks(3, fn)
-    for text, took, descriptors, mapped, files in (results[0], results[2]):
+    for text, descriptors, mapped, files in (results[0], results[2]):
         assert "rank 1 has ended" in text
         assert "has ended" in text
-        assert took < 10
         assert (descriptors, mapped, files) == ([], 0, [])
 
 
@@ -174,13 +170,6 @@ def test_the_memory_goes_with_the_group() -> None:
         return during > 0, mapped_bytes()
 
     assert run_ranks(2, fn) == [(True, 0)] * 2
-
-
-def test_a_process_with_the_id_of_one_that_ended_is_not_taken_for_it() -> None:
-    me = arena.Peer.me()
-    assert me.is_alive()
-    assert not me._replace(started="1").is_alive()
-    assert not me._replace(pid=2**22 + 1).is_alive()
 
 
 def test_plain_and_shared_communicators_of_one_group_are_two() -> None:

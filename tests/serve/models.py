@@ -32,14 +32,6 @@ class Branching(nn.Module):
         return x * 100
 
 
-class Even(nn.Module):
-    """Accepts an even number of rows alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.shape[0] % 2 == 0
-        return x + 1
-
-
 class Blocks(nn.Module):
     """Works on blocks of eight, and on two rows for each of another argument."""
 

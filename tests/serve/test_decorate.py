@@ -63,14 +63,6 @@ def test_a_copy_has_a_program_and_weights_of_its_own(tmp_path):
     assert type(again) is Double
 
 
-def test_an_argument_that_was_none_stays_none():
-    model = Double().eval()
-    with torch.no_grad():
-        model(torch.ones(8, 4))
-        with pytest.raises(ContractError, match="'mask'"):
-            model(torch.ones(8, 4), torch.ones(8, 4))
-
-
 def test_dims_may_be_named_and_bounded():
     @support_torch_compile(
         backend="eager", dynamic_arg_dims={"x": {0: Dim("rows", 1, 100)}, "y": {-1: "columns"}}
@@ -133,25 +125,6 @@ def test_wrong_dims_are_refused_where_they_are_written(dims, text):
                 return x
 
 
-def test_a_class_without_tensors_is_refused():
-    with pytest.raises(ServeError, match=r"no argument of .* is annotated"):
-
-        @support_torch_compile
-        class Unannotated(nn.Module):
-            def forward(self, x):
-                return x
-
-
-def test_a_dim_that_does_not_exist_is_refused_at_the_call():
-    @support_torch_compile(dynamic_arg_dims={"x": 3}, backend="eager")
-    class Flat(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-    with pytest.raises(ServeError, match="2 dimensions"):
-        Flat().eval()(torch.ones(2, 2))
-
-
 def eager_reason(model: nn.Module) -> str:
     """Call a model, and return why it ran as it is."""
     with counter.expect(num_compiles=0), torch.no_grad():
@@ -179,21 +152,6 @@ def test_every_reason_to_run_as_it_is_has_a_name(monkeypatch):
     assert eager_reason(Ignored().eval()) == "@ignore_torch_compile on Ignored"
     monkeypatch.setenv("TORCHLOOM_ENFORCE_EAGER", "1")
     assert eager_reason(Double().eval()) == "TORCHLOOM_ENFORCE_EAGER=1"
-
-
-def test_a_class_below_an_ignored_one_may_be_decorated_again():
-    @ignore_torch_compile
-    class Ignored(Double):
-        pass
-
-    @support_torch_compile(backend="eager")
-    class Again(Ignored):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + 1
-
-    model = Again().eval()
-    with torch.no_grad(), counter.expect(num_compiles=1, num_traces=1):
-        torch.testing.assert_close(model(torch.ones(3, 4)), model.inner(torch.ones(3, 4)) * 2 + 1)
 
 
 def test_a_decorated_module_inside_another_is_part_of_its_graph():
@@ -286,23 +244,6 @@ def test_a_shallow_copy_has_a_program_of_its_own():
         with counter.expect(num_traces=0):
             assert torch.equal(replica(x), shallow.inner(x))
         assert "DataParallel" in served(replica).why_eager
-
-
-def test_lists_of_pairs_vary_as_their_tensors_do():
-    @support_torch_compile(dynamic_arg_dims={"x": 0, "layers": 0}, backend="eager")
-    class Sums(nn.Module):
-        def forward(self, x, layers):
-            for one, two in layers:
-                x = x + one * two
-            return x
-
-    model = Sums().eval()
-    with torch.no_grad():
-        for n in (6, 1, 4):
-            x, pairs = torch.randn(n, 3), [(torch.randn(n, 3), torch.randn(n, 3))] * 2
-            torch.testing.assert_close(model(x, pairs), x + 2 * pairs[0][0] * pairs[0][1])
-        with pytest.raises(ContractError, match="'layers' holds 1 values"):
-            model(x, pairs[:1])
 
 
 def related(x: Tensor, y: Tensor) -> None:

@@ -21,7 +21,6 @@ from torchloom.serve import (
     build,
     counter,
     eager,
-    freeze,
     load,
     served,
     support_torch_compile,
@@ -174,71 +173,6 @@ def test_a_decorated_model_hears_the_switch_before_and_after_it_is_compiled():
         with counter.expect(num_traces=0, num_compiles=0, num_eager_calls=0):
             model(X)
         assert drained() == []
-
-
-def test_a_model_that_is_frozen_while_it_runs_as_it_is_stays_so():
-    model = Decorated().eval()
-    with eager():
-        freeze(model)
-    with counter.expect(num_compiles=0, num_traces=0):
-        model(X)
-    assert served(model).why_eager == "torchloom.serve.eager()"
-    other = Decorated().eval()
-    other(X)
-    freeze(other)
-    with eager(), counter.expect(num_compiles=0):
-        other(torch.ones(50, 16))
-    assert served(other).why_eager == ""
-
-
-class Nested(nn.Module):
-    """A decorated part in a model of another kind, as in vLLM's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Decorated()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x) + 1
-
-
-def test_decorated_parts_run_as_they_are_too():
-    model = Nested().eval()
-    model(X)  # the part has a program of its own
-    program = build(model, rows(), backend="eager")
-    drained()
-    assert torch.equal(program.eager(X), X * 2 + 1)
-    assert drained() == [4]
-
-
-class Lazy(nn.Module):
-    """Makes a constant in its first call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cos: Tensor | None = None
-        self.eps = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.cos is None:
-            self.cos = torch.arange(16.0).cos()
-        return x * self.cos + self.eps
-
-
-def test_what_an_eager_call_leaves_in_the_model_is_no_change_of_it():
-    model, program, spy = spied(Lazy().eval())
-    wanted = program.eager(X)
-    assert model.cos is not None
-    assert torch.equal(program(X), wanted)
-    decorated = support_torch_compile(backend="eager")(type("Mine", (Lazy,), {}))().eval()
-    with eager():
-        decorated(X)
-    decorated(X)
-    with eager():
-        decorated.cos = None
-        decorated(X)
-    assert torch.equal(decorated(X), wanted)
-    assert spy.num_runs == 1
 
 
 def test_threads_and_tasks_have_switches_of_their_own_and_the_stance_is_the_process_s():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 
 import pytest
@@ -42,22 +41,6 @@ def plan(model: nn.Module, **facts):
     return plan_layout(model, **{"stage": 3, "world_size": 2, "rank": 0, "handle": "t", **facts})
 
 
-def test_layout_facts() -> None:
-    layout = plan(tricky(), persistence_threshold=20)
-    modes = {spec.name: spec.mode for spec in layout}
-    assert modes["embed.weight"] == "sharded"
-    assert modes["up.bias"] == "synced"
-    assert modes["empty"] == "synced"
-    assert layout["embed.weight"].is_tied
-    assert not layout["frozen.weight"].requires_grad
-    assert layout["up.weight"].shard_numel == 102
-
-
-def test_unknown_stage() -> None:
-    with pytest.raises(ShardError, match="stage 5 does not exist"):
-        plan(tricky(), stage=5)
-
-
 def test_identity_names_and_classes_survive() -> None:
     model = tricky()
     before = dict(model.named_parameters())
@@ -72,12 +55,6 @@ def test_identity_names_and_classes_survive() -> None:
     assert model.head._parameters["weight"] is model.embed._parameters["weight"]
     assert after["up.weight"].shape == before_shapes["up.weight"]
     assert local_shard(after["up.weight"]).shape == (102,)
-
-
-def test_one_class_per_kind_of_module() -> None:
-    model = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
-    shard_module(model, plan(model))
-    assert len({type(layer) for layer in model}) == 1
 
 
 def test_pickle_is_refused_with_a_way_out() -> None:
@@ -115,13 +92,6 @@ def test_gathered_reads_and_writes_back() -> None:
         assert torch.equal(written, torch.full_like(written, 2.0))
 
 
-def test_gathered_names_a_stranger() -> None:
-    model = tricky()
-    shard_module(model, plan(model))
-    with pytest.raises(ShardError, match="'nothing'"), gathered(model, ["nothing"]):
-        pass
-
-
 def test_gathered_says_that_an_attribute_is_the_weight_itself() -> None:
     def fn(rank):
         model = tricky()
@@ -149,14 +119,6 @@ def test_unshard_gives_the_model_back() -> None:
     for state, loss in run_ranks(2, fn):
         assert all(torch.equal(value, expected.state_dict()[key]) for key, value in state.items())
         assert loss == expected(tokens(0, 0)).item()
-
-
-def test_deepcopy_of_a_sharded_model() -> None:
-    model = tricky()
-    shard_module(model, plan(model, persistence_threshold=20))
-    twin = copy.deepcopy(model)
-    assert torch.equal(twin._modules["up"]._parameters["weight"], model.up._parameters["weight"])
-    assert twin.up._parameters["weight"] is not model.up._parameters["weight"]
 
 
 def test_meta_model_is_never_whole() -> None:
@@ -266,10 +228,7 @@ def test_a_modules_own_state_dict_code_still_runs() -> None:
     ("numels", "found"),
     [
         ([4096, 64], 64),  # the bias is more than a hundredth
-        ([10_000, 64, 48], 64),  # one of two fits
         ([20_000_000, 99_999, 100_000], 100_000),  # DeepSpeed's
-        ([50_000] * 400, 50_000),  # all alike: none is kept
-        ([4096], 4096),
         ([0, 0], 100_000),
         ([], 100_000),
     ],

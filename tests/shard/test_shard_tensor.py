@@ -131,21 +131,6 @@ def test_other_ranks_read_what_ranks_wrote(tmp_path, first, second) -> None:
             assert_same(found_states[name], state)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_process_without_ranks_reads_whole_tensors(tmp_path) -> None:
-    weights, states = save(tmp_path, 2)
-    plain = Odd(5)
-    given = {
-        "model": plain.state_dict(),
-        "optimizer": {"state": {"cube": {"exp_avg": torch.zeros(5, 3, 7)}}},
-    }
-    dcp.load(given, checkpoint_id=tmp_path, no_dist=True)
-    assert_same(plain.state_dict(), weights)
-    assert torch.equal(
-        given["optimizer"]["state"]["cube"]["exp_avg"], states["state"]["cube"]["exp_avg"]
-    )
-
-
 def test_fsdp2_reads_ours_and_we_read_fsdp2s(tmp_path) -> None:
     weights, _ = save(tmp_path / "ours", 2)
 

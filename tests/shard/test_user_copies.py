@@ -32,10 +32,6 @@ def assign(model: Any) -> None:
     model[1].weight.data = torch.full((8, 8), 0.5)
 
 
-def initialise(model: Any) -> None:
-    nn.init.constant_(model[1].weight, 0.25)
-
-
 def reset(model: Any) -> None:
     torch.manual_seed(3)
     model[3].reset_parameters()
@@ -55,7 +51,7 @@ def hook(model: Any) -> None:
     model[1].weight.register_hook(lambda grad: 2 * grad)
 
 
-WAYS = [clamp, set_rows, assign, initialise, reset, add, view, hook]
+WAYS = [clamp, set_rows, assign, add, view, hook]
 
 
 def run_it(model: nn.Module, way: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:

@@ -36,23 +36,10 @@ class Clamps(Layer):
         self.weight.clamp_(-0.5, 0.5)
 
 
-class Copies(Layer):
-    @torch.no_grad()
-    def touch(self):
-        self.weight.copy_(F.normalize(self.weight))
-
-
 class Indexes(Layer):
     @torch.no_grad()
     def touch(self):
         self.weight[0] = 0.0
-
-
-class Adds(Layer):
-    @torch.no_grad()
-    def touch(self):
-        weight = self.weight
-        weight += 1.0
 
 
 class Initializes(Layer):
@@ -64,13 +51,6 @@ class Foreach(Layer):
     @torch.no_grad()
     def touch(self):
         torch._foreach_mul_([self.weight, self.bias], 0.5)
-
-
-class Out(Layer):
-    @torch.no_grad()
-    def touch(self):
-        weight = self.weight
-        torch.mul(weight, 0.5, out=weight)
 
 
 class Views(Layer):
@@ -90,7 +70,7 @@ class DataIsWritten(Layer):
         return F.linear(x, self.weight, self.bias).square().mean()
 
 
-SEEN_WHEN_RUN = [Clamps, Copies, Indexes, Adds, Initializes, Foreach, Out, Views]
+SEEN_WHEN_RUN = [Clamps, Indexes, Initializes, Foreach, Views]
 SEEN_AT_ONCE = [DataIsAssigned, DataIsWritten]
 
 

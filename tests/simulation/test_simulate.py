@@ -256,7 +256,8 @@ def test_a_table_of_choices() -> None:
     assert base["zero_optimization"]["stage"] == 3
     with pytest.raises(ConfigError, match="--batch 4,x: 'x' is no whole number"):
         choices_of(base, "8", batch="4,x")
-    fits, not_fits = simulated(8), replace(simulated(16), capacity_bytes=1)
+    fits = simulated(8)
+    not_fits = replace(fits, capacity_bytes=1)
     lines = table(
         [(choices[2], not_fits), (choices[0], fits)], [(choices[1], PlanError("too little"))]
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,28 @@ def flip_bit(path: Path, position: float, bit: int = 3) -> None:
     content = bytearray(path.read_bytes())
     content[min(int(position * len(content)), len(content) - 1)] ^= 1 << bit
     path.write_bytes(content)
+
+
+def die_at(call: int, *places: tuple[Any, str]) -> None:
+    """Kill this process at its n-th call of any of these functions from now on.
+
+    Args:
+        call: which one, from 1.
+        places: owners and names of the functions.
+    """
+    count = [0]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            count[0] += 1
+            if count[0] == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return step
+
+    for owner, name in places:
+        setattr(owner, name, counted(getattr(owner, name)))
 
 
 def leftovers(root: Path) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import nn
 
 Compile = Callable[..., Any]
 X, Y, Z = torch.ones(2), torch.ones(3), torch.ones(4)
-OPTIONS = {"mode": "a"}
 
 
 class Layer(nn.Module):
@@ -41,34 +41,12 @@ class Both(nn.Module):
         return self.second(self.first(x))
 
 
-class Callee:
-    def __init__(self, scale: int) -> None:
-        self.scale = scale
-
-    def __call__(self, x):
-        return x * self.scale
-
-
 def add(x, y=1):
     return x + y
 
 
-def one(compile: Compile) -> None:
-    compile(add)(X)
-
-
-def twice_the_same(compile: Compile) -> None:
-    fn = compile(add)
-    fn(X), fn(X)
-
-
 def sizes(compile: Compile) -> None:
     fn = compile(add)
-    fn(X), fn(Y), fn(Z)
-
-
-def static_sizes(compile: Compile) -> None:
-    fn = compile(add, dynamic=False)
     fn(X), fn(Y), fn(Z)
 
 
@@ -77,21 +55,9 @@ def always_dynamic(compile: Compile) -> None:
     fn(X), fn(Y), fn(torch.ones(1)), fn(torch.ones(0))
 
 
-def marked(compile: Compile) -> None:
-    x = torch.ones(5)
-    torch._dynamo.mark_dynamic(x, 0)
-    fn = compile(add)
-    fn(x), fn(Y)
-
-
 def dtypes(compile: Compile) -> None:
     fn = compile(add)
     fn(X), fn(X.double()), fn(X.int())
-
-
-def ranks(compile: Compile) -> None:
-    fn = compile(add)
-    fn(X), fn(torch.ones(2, 2)), fn(torch.ones(2, 2, 2))
 
 
 def grads(compile: Compile) -> None:
@@ -106,31 +72,12 @@ def numbers(compile: Compile) -> None:
     fn(X, 1), fn(X, 2), fn(X, 3), fn(X, 2.5), fn(X, True)
 
 
-def words(compile: Compile) -> None:
-    fn = compile(lambda x, mode: x + len(mode))
-    fn(X, "a"), fn(X, "bb"), fn(X, "a")
-
-
-def lists(compile: Compile) -> None:
-    fn = compile(lambda xs: sum(x * 2 for x in xs))
-    fn([X]), fn([X, X]), fn([X, X, X])
-
-
 def a_global(compile: Compile) -> None:
     names = {"SCALE": 2}
     exec("def scaled(x):\n    return x * SCALE", names)
     fn = compile(names["scaled"])
     for names["SCALE"] in (3, 4, 5):
         fn(X)
-
-
-def a_dict(compile: Compile) -> None:
-    fn = compile(lambda x: x + 1 if OPTIONS["mode"] == "a" else x - 1)
-    try:
-        for OPTIONS["mode"] in ("a", "b"):
-            fn(X)
-    finally:
-        OPTIONS["mode"] = "a"
 
 
 def a_closure(compile: Compile) -> None:
@@ -140,24 +87,9 @@ def a_closure(compile: Compile) -> None:
     compile(make(2))(X), compile(make(3))(X)
 
 
-def functions_as_arguments(compile: Compile) -> None:
-    fn = compile(lambda x, op: op(x) + 1)
-    fn(X, torch.sin), fn(X, torch.cos), fn(X, torch.sin)
-
-
 def no_operators(compile: Compile) -> None:
     fn = compile(lambda x: x)
     fn(X), fn(Y)
-
-
-def no_tensors(compile: Compile) -> None:
-    fn = compile(lambda n: n + 1)
-    fn(1), fn(2)
-
-
-def only_shapes(compile: Compile) -> None:
-    fn = compile(lambda x: x.shape[0] * 2)
-    fn(X), fn(Y), fn(Z)
 
 
 def break_at_the_top(compile: Compile) -> None:
@@ -174,16 +106,6 @@ def break_in_the_middle(compile: Compile) -> None:
         x = x + 1
         torch._dynamo.graph_break()
         return x * 2
-
-    compiled = compile(fn)
-    compiled(X), compiled(Y)
-
-
-def break_at_the_end(compile: Compile) -> None:
-    def fn(x):
-        x = x + 1
-        print(end="")
-        return x
 
     compiled = compile(fn)
     compiled(X), compiled(Y)
@@ -214,15 +136,6 @@ def break_in_a_loop(compile: Compile) -> None:
     compiled(X), compiled(X)
 
 
-def break_in_a_call(compile: Compile) -> None:
-    def inner(x):
-        x = x + 1
-        print(end="")
-        return x * 2
-
-    compile(lambda x: inner(x) - 1)(X)
-
-
 def break_two_calls_deep(compile: Compile) -> None:
     def innermost(x):
         print(end="")
@@ -250,16 +163,6 @@ def break_in_try(compile: Compile) -> None:
     compiled(X), compiled(Y)
 
 
-def break_in_with(compile: Compile) -> None:
-    def fn(x):
-        with torch.no_grad():
-            x = x + 1
-            torch._dynamo.graph_break()
-            return x * 2
-
-    compile(fn)(X)
-
-
 def branch_on_data(compile: Compile) -> None:
     def fn(x):
         x = x * 2
@@ -269,15 +172,6 @@ def branch_on_data(compile: Compile) -> None:
 
     compiled = compile(fn)
     compiled(X), compiled(-X), compiled(Y)
-
-
-def branch_one_side(compile: Compile) -> None:
-    def fn(x):
-        if x.sum() > 0:
-            x = x + 1
-        return x * 2
-
-    compile(fn)(X)
 
 
 def loop_on_data(compile: Compile) -> None:
@@ -292,19 +186,6 @@ def loop_on_data(compile: Compile) -> None:
 
 def item(compile: Compile) -> None:
     compile(lambda x: x + x.sum().item())(X)
-
-
-def item_in_a_branch(compile: Compile) -> None:
-    def fn(x):
-        if x.sum().item() > 0:
-            return x + 1
-        return x - 1
-
-    compile(fn)(X)
-
-
-def numpy_and_math(compile: Compile) -> None:
-    compile(lambda x: x * math.sqrt(2) + math.pi)(X)
 
 
 def disabled_call(compile: Compile) -> None:
@@ -349,21 +230,12 @@ def limit_of_a_module(compile: Compile) -> None:
             compiled(X)
 
 
-def a_module(compile: Compile) -> None:
-    compiled = compile(Layer())
-    compiled(X), compiled(torch.ones(3, 2))
-
-
 def two_modules_of_a_class(compile: Compile) -> None:
     compile(Layer())(X), compile(Layer(2))(X)
 
 
 def a_module_of_modules(compile: Compile) -> None:
     compile(Both())(X)
-
-
-def a_sequential(compile: Compile) -> None:
-    compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))(X)
 
 
 def a_module_in_two_modes(compile: Compile) -> None:
@@ -376,15 +248,6 @@ def a_module_in_two_modes(compile: Compile) -> None:
 
 def a_partial(compile: Compile) -> None:
     compile(functools.partial(add, y=3))(X)
-
-
-def a_method(compile: Compile) -> None:
-    compile(Callee(2).__call__)(X)
-
-
-def objects_as_arguments(compile: Compile) -> None:
-    fn = compile(lambda x, callee: callee(x) + 1)
-    fn(X, Callee(2)), fn(X, Callee(3))
 
 
 def two_backends(compile: Compile) -> None:
@@ -435,6 +298,148 @@ def force_eager(compile: Compile) -> None:
     with torch.compiler.set_stance("force_eager"):
         fn(X)
     fn(X)
+
+
+@dataclasses.dataclass
+class Options:
+    scale: int = 2
+
+
+def nested_loops_with_breaks(compile: Compile) -> None:
+    def step(x):
+        x = x + 1
+        print(end="")
+        return x * 2
+
+    def fn(x):
+        for _ in range(3):
+            x = step(x)
+        return x
+
+    compile(fn)(X)
+
+
+def break_in_a_context_of_ones_own(compile: Compile) -> None:
+    @contextlib.contextmanager
+    def context():
+        yield 1
+
+    def fn(x):
+        with context():
+            x = x + 1
+            if x.sum() > 0:
+                x = x * 2
+        return x - 1
+
+    compile(fn)(X)
+
+
+def two_breaks_on_a_line(compile: Compile) -> None:
+    def fn(x):
+        print(end=""), print(end="")
+        return x + 1
+
+    compile(fn)(X)
+
+
+def autocast_and_inference(compile: Compile) -> None:
+    compiled = compile(lambda x: x @ x)
+    x = torch.ones(2, 2)
+    compiled(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled(x)
+    with torch.inference_mode():
+        compiled(x)
+
+
+def the_same_tensor_twice(compile: Compile) -> None:
+    compiled = compile(lambda x, y: x.add_(1) + y)
+    x = torch.ones(2)
+    compiled(torch.ones(2), torch.ones(2)), compiled(x, x)
+
+
+def an_autograd_function(compile: Compile) -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    x = torch.ones(2, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Dynamo makes an instance of it
+        compile(lambda x: Double.apply(x) + 1)(x).sum().backward()
+
+
+def cond(compile: Compile) -> None:
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    compile(fn)(X)
+
+
+def vmap_and_grad(compile: Compile) -> None:
+    compile(torch.vmap(lambda x: x.sum()))(torch.ones(2, 2))
+    compile(torch.func.grad(lambda x: (x * x).sum()))(X)
+
+
+def a_lazy_module(compile: Compile) -> None:
+    compiled = compile(nn.Sequential(nn.LazyLinear(2), nn.ReLU()))
+    compiled(X), compiled(X)
+
+
+def an_optimizer(compile: Compile) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(X).sum().backward()
+    compile(optimizer.step)()
+
+
+def compiled_in_compiled(compile: Compile) -> None:
+    inner = compile(lambda x: x + 1)
+    compile(lambda x: inner(x) * 2)(X)
+
+
+def unique_shapes(compile: Compile) -> None:
+    compiled = compile(lambda x: torch.nonzero(x) * 2)
+    compiled(X)
+
+
+def attributes_are_set(compile: Compile) -> None:
+    options = Options()
+
+    def fn(x):
+        options.scale += 1
+        return x * options.scale
+
+    compiled = compile(fn)
+    compiled(X), compiled(X), compiled(X)
+
+
+def a_global_limit(compile: Compile) -> None:
+    compiled = compile(lambda x, word: x + len(word), dynamic=False)
+    with torch._dynamo.config.patch(accumulated_recompile_limit=2):
+        for word in ("a", "bb", "ccc"):
+            compiled(X, word)
+
+
+def eager_on_recompile(compile: Compile) -> None:
+    compiled = compile(lambda x: x + 1)
+    compiled(X)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        compiled(Y), compiled(X)
+
+
+def checkpointed(compile: Compile) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def fn(x):
+        return checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False)
+
+    compile(fn)(torch.ones(2, requires_grad=True)).sum().backward()
 
 
 PROGRAMS = [

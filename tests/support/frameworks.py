@@ -37,7 +37,7 @@ def loom(stage: int = 3, **compiling: Any) -> dict[str, Any]:
 
 
 def tiny_llama(*, tied: bool = False, seed: int = 0) -> Any:
-    """Return a decoder of two layers with random weights."""
+    """Return a decoder of one layer with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -45,7 +45,7 @@ def tiny_llama(*, tied: bool = False, seed: int = 0) -> Any:
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,

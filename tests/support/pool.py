@@ -34,7 +34,7 @@ from support import carry, ranks
 from support.ports import free_port
 
 NUM_RANKS = 2
-_MOST_CALLS = 80
+_MOST_CALLS = 200
 """Functions until ranks are replaced: what torch keeps of each graph adds up."""
 _END_S = 5.0
 _START = "import sys; sys.path[:] = {path!r}; from support.pool_worker import main; main({fd})"

@@ -66,7 +66,7 @@ class Tree:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def await_line(self, words: str, limit_s: float = 60.0, after: int = 0) -> int:
+    def await_line(self, words: str, limit_s: float = 300.0, after: int = 0) -> int:
         """Wait until a line after the first `after` has these words; return how many there are."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -78,7 +78,7 @@ class Tree:
             time.sleep(0.02)
         raise AssertionError(f"{words!r} was not said:\n{self.text}")
 
-    def end(self, limit_s: float = 30.0) -> int:
+    def end(self, limit_s: float = 300.0) -> int:
         """Wait for the end; return the exit code."""
         code = self.process.wait(limit_s)
         self._reader.join(10)
@@ -109,7 +109,7 @@ class Tree:
                 ranks.setdefault(int(rank), pid)
         return [ranks[rank] for rank in sorted(ranks)]
 
-    def assert_gone(self, limit_s: float = 10.0) -> None:
+    def assert_gone(self, limit_s: float = 120.0) -> None:
         """Fail unless within the limit no process, file or shared memory of it is left."""
         deadline = time.monotonic() + limit_s
         while self.pids() and time.monotonic() < deadline:

@@ -11,9 +11,8 @@ from torch.utils.checkpoint import checkpoint
 class Convolved(nn.Module):
     """Residual convolutions and a head that sees pixels as rows."""
 
-    def __init__(self, what: str, channels: int = 5, layers: int = 5) -> None:
+    def __init__(self, channels: int = 5, layers: int = 5) -> None:
         super().__init__()
-        self.what = what
         self.layers = nn.ModuleList(
             nn.Sequential(
                 nn.Conv2d(channels, 7, 3, padding=1),
@@ -26,18 +25,9 @@ class Convolved(nn.Module):
         self.head = nn.Linear(channels, 11)
 
     def forward(self, x):
-        kept = []
         for layer in self.layers:
             x = x + layer(x)
-            kept.append(x)
-        if self.what == "permuted":
-            return self.head(x.permute(0, 2, 3, 1)).logsumexp(-1).mean()
-        if self.what == "channels last":
-            x = x.contiguous(memory_format=torch.channels_last)
-            return self.head(x.permute(0, 2, 3, 1)).square().mean()
-        if self.what == "all permuted":
-            return sum(self.head(each.permute(0, 2, 3, 1)).tanh().square().mean() for each in kept)
-        return self.head(x.sum((2, 3))).square().mean()
+        return self.head(x.permute(0, 2, 3, 1)).logsumexp(-1).mean()
 
 
 class Turned(nn.Module):
@@ -66,23 +56,8 @@ class Turned(nn.Module):
     def over_length(self, x, kept):
         return self.over_rows(x.transpose(1, 2)).logsumexp(-1).mean()
 
-    def summed(self, x, kept):
-        return x.sum(1).square().mean()
-
-    def summed_last(self, x, kept):
-        return x.sum(2).square().mean()
-
     def last_row(self, x, kept):
         return x[:, -1].square().mean()
-
-    def joined(self, x, kept):
-        return torch.cat([x, x.roll(1, 1) * 0.5], 2).tanh().flatten(1).logsumexp(1).mean()
-
-    def skips(self, x, kept):
-        return torch.cat([x, kept[0]], 2).transpose(0, 2).tanh().square().mean()
-
-    def rows_first(self, x, kept):
-        return x.transpose(0, 1).contiguous().tanh().square().mean()
 
     def in_turn(self, x, kept):
         turned = [each.transpose(1, 2) if i % 2 else each for i, each in enumerate(kept)]
@@ -104,24 +79,3 @@ class Recomputed(Turned):
     def layer(self, x, norm, up, down, scale):
         y = torch.addcmul(x, x, down(F.dropout(F.gelu(up(norm(x))), 0.2)), value=0.1)
         return x + y * scale.sigmoid()
-
-    def collected(self, x, kept):
-        return sum(each.tanh().square().mean() for each in kept)
-
-
-class RowsFirst(nn.Module):
-    """Transformer layers that take (length, batch, dim), of batches that come the other way around."""
-
-    def __init__(self, dim: int = 24, layers: int = 5) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(dim, 4, 40, dropout=0.0, norm_first=True)
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(dim, 7)
-
-    def forward(self, x):
-        x = x.transpose(0, 1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.transpose(0, 1)).logsumexp(-1).mean()

@@ -48,8 +48,7 @@ zero_force_ds_cpu_optimizer true
 bf16.enabled true
 bf16.check_grad_overflow false {"bf16": {"enabled": true}}
 bf16.immediate_grad_update true
-bf16.bf16_master_weights_and_grads true
-bf16.bf16_optimizer_states true
+bf16 {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true} {"zero_optimization": {"stage": 3}}
 fp16.enabled true
 fp16.auto_cast true
 fp16.loss_scale 128
@@ -98,6 +97,9 @@ scheduler {"type": "LambdaLR", "params": {}}
     "ZeRO": """
 zero_optimization.stage 2
 zero_optimization.stage3_param_persistence_threshold 10
+zero_optimization.leaf_module.classes ["Experts"]
+zero_optimization.leaf_module.names ["layers.0.experts"]
+zero_optimization.leaf_module.name_suffixes ["experts"]
 zero_optimization.stage3_gather_16bit_weights_on_model_save true
 zero_optimization.stage3_gather_fp16_weights_on_model_save true
 zero_optimization.offload_optimizer.device "cpu"
@@ -139,7 +141,6 @@ zero_optimization.use_multi_rank_bucket_allreduce false
 zero_optimization.round_robin_gradients true
 zero_optimization.memory_efficient_linear false
 zero_optimization.ignore_unused_parameters false
-zero_optimization.leaf_module {"classes": ["Experts"]}
 zero_optimization.load_from_fp32_weights false
 zero_optimization.elastic_checkpoint true
 zero_optimization.pipeline_loading_checkpoint true

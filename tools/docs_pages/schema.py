@@ -10,7 +10,7 @@ from torchloom.config.scheduler import SCHEDULES
 from torchloom.config.schema import ConfigSchema
 
 _OUTCOMES = "migrating/deepspeed.md#configuration"
-_DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+_DISPLAY = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "muon": "Muon"}
 
 
 def render_reference() -> str:

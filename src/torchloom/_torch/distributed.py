@@ -61,6 +61,21 @@ def group_timeout(group: Any) -> timedelta:
     return group._get_backend(torch.device("cpu")).options._timeout
 
 
+def abort(group: dist.ProcessGroup) -> None:
+    """End what a group's accelerators communicate, on this rank; the group is of no use afterwards.
+
+    Raises:
+        RuntimeError: the group has no backend, or one that cannot.
+    """
+    # Of the group itself, `abort` asks its default backend: gloo, where there is one for each kind of device.
+    group._get_backend(_device_of(group)).abort()
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Return the kind of device whose backend carries what models send."""
+    return next((d for d in group._device_types if d.type != "cpu"), torch.device("cpu"))
+
+
 def _newest(owner: Any, name: str, old: str) -> Callable[..., Any]:
     return getattr(owner, name, None) or getattr(owner, old)
 
@@ -96,9 +111,7 @@ def supports_coalescing(group: dist.ProcessGroup) -> bool:
     The backend of the accelerator counts, where a group has one for it and one for the CPU.
     """
     try:
-        devices = group._device_types
-        device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-        return bool(group._get_backend(device).supports_coalescing)
+        return bool(group._get_backend(_device_of(group)).supports_coalescing)
     except RuntimeError:  # a process group written in Python has no backend
         return False
 

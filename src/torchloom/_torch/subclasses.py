@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import handle_torch_function
 
+from torchloom._torch.untraced import leave_alone
+
 _T = TypeVar("_T", bound=torch.Tensor)
 
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
@@ -37,7 +39,7 @@ def is_for_machinery(func: Any, frame: FrameType | None) -> bool:
     while frame is not None and frame.f_globals.get("__name__") in _ON_BEHALF:
         frame = frame.f_back
     module = "" if frame is None else str(frame.f_globals.get("__name__"))
-    if module.startswith(_MACHINERY) and module != "torch.optim.swa_utils":
+    if module.startswith(_MACHINERY) and module not in _ASKS_FOR_WHOLES:
         return True
     while frame is not None:
         if frame.f_code is _STEP:
@@ -59,8 +61,22 @@ _MACHINERY = (
     "torch.optim.",
     "torch.testing.",
 )
+_ASKS_FOR_WHOLES = ("torch.optim.swa_utils", "torch.optim._muon")
+"""Modules among these that work on whole weights outside of steps: averages, and Muon's constructor, which looks at shapes."""
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 """Code of the function that torch puts around each optimizer's `step`."""
+
+
+def is_inside_step() -> bool:
+    """Say whether the step of an optimizer that calls this was called by the step of another one, which wraps it."""
+    frame, num_steps = sys._getframe(1), 0
+    while frame is not None:
+        num_steps += frame.f_code is _STEP
+        frame = frame.f_back
+    return num_steps > 1
+
+
+leave_alone(is_inside_step, "it looks at the stack")
 
 
 def wrapper(kind: type[_T], like: torch.Tensor, shape: Sequence[int]) -> _T:

@@ -7,6 +7,8 @@ runner for any other backend.
 
 from __future__ import annotations
 
+from torchloom._torch.untraced import leave_frames_alone
+from torchloom.capture import unread
 from torchloom.capture.hooks import GraphHook, WeaveHooks
 from torchloom.capture.partition import partition_by_tags
 from torchloom.capture.routes import compile_with_aot, compile_with_inductor
@@ -18,3 +20,6 @@ __all__ = [
     "compile_with_inductor",
     "partition_by_tags",
 ]
+
+# Behind a graph break a frame of the model may read logits.
+leave_frames_alone(unread)

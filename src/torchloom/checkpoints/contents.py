@@ -287,7 +287,8 @@ def read_contents(path: Path, rank: int = 0, world_size: int = 0) -> Contents:
             own=frozenset(facts["own"]),
         )
         if rank > 0 and world_size == contents.world_size:
-            own = dict(_read_json(path / f"rank_{rank}.json")["values"])
+            found = _read_json(path / f"rank_{rank}.json")["values"]
+            own = {name: tree for name, tree in found.items() if name in contents.own}
             contents.trees.update(own)
             contents.prefixes = dict.fromkeys(own, f"rank{rank}/")
         return contents

@@ -257,7 +257,12 @@ def read_states(engine: Trained, contents: Contents) -> Write:
             f"the optimizer's states {', '.join(own[:3])} differed between the {contents.world_size} "
             "ranks that saved them: load on as many, or with load_optimizer_states=False"
         )
-    by_leaf = {each.param: _read(each, contents, layout) for each in engine.local}
+    local = engine.local
+    by_leaf = {
+        each.param: _read(each, contents, layout, is_whole=local.is_owned(each.param))
+        for each in local
+        if local.keeps_states(each.param)
+    }
     others = contents.value("optimizer") if "optimizer" in contents.trees else {}
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
@@ -265,8 +270,9 @@ def read_states(engine: Trained, contents: Contents) -> Write:
         for key in [key for key in optimizer.state if not isinstance(key, Tensor)]:
             del optimizer.state[key]
         optimizer.state.update(others)
-        for leaf, states in by_leaf.items():
-            before = optimizer.state.pop(leaf, {})
+        for each in local:
+            before, states = optimizer.state.pop(each.param, {}), by_leaf.get(each.param)
+            leaf = each.param
             group = groups.get(id(leaf), {})
             if states:
                 optimizer.state[leaf] = {
@@ -277,11 +283,14 @@ def read_states(engine: Trained, contents: Contents) -> Write:
     return write
 
 
-def _read(each: Leaf, contents: Contents, layout: Layout) -> dict[str, Any]:
+def _read(each: Leaf, contents: Contents, layout: Layout, *, is_whole: bool) -> dict[str, Any]:
+    """Read the states of a parameter, or of this rank's shard of it."""
     name = f"optim/{each.spec.name}"
     states: dict[str, Any] = {}
     for key, kind, value in contents.trees.get(name, ()):
-        if kind == "piece":
+        if kind == "piece" and is_whole:
+            states[key] = contents.whole(f"{name}/{key}")
+        elif kind == "piece":
             rank, numel = layout.rank if each.is_divided else 0, math.prod(each.shard_shape)
             value = read_shard(contents, f"{name}/{key}", each.spec, rank, numel)
             states[key] = value.view(each.shard_shape)

@@ -1,7 +1,8 @@
 """Collects what a checkpoint keeps of an engine, as parts of tensors and plain values.
 
     model/<param>               every rank its shard, as boxes of the whole, or one rank the whole
-    optim/<param>/<state>       likewise, of each state that has an element per element
+    optim/<param>/<state>       likewise, of each state that has an element per element; all of a parameter that one
+                                rank owns are whole, and this rank writes them
     grad/<param>                likewise, in the middle of an accumulation
     rank<k>/grad/<param>        gradients that are not averaged yet: each rank's own
     buffer/<name>               persistent buffers
@@ -35,6 +36,9 @@ from torchloom.checkpoints.values import Value, add_state, plain_tensor
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
 from torchloom.shard.shards import valid_numel
+
+OWNED = "owned"
+"""Value of each rank: the states' kinds of the parameters that it owns. Rank 0 puts them among the others when it publishes."""
 
 
 @dataclass
@@ -87,11 +91,17 @@ def take(
             parts += writers.parts(
                 f"model/{spec.name}", spec, params[spec.name], spec.mode == "sharded"
             )
+    owned: dict[str, Any] = {}
     for each in engine.local:
         name = f"optim/{each.spec.name}"
-        if engine.optimizer is not None and each.param in engine.optimizer.state:
+        if engine.optimizer is None or each.param not in engine.optimizer.state:
+            continue
+        if engine.local.is_owned(each.param):
+            owned[name] = _states_of_owner(each, engine.optimizer.state[each.param], writers, parts)
+        else:
             values[name] = _states_of(each, engine.optimizer.state[each.param], writers, parts)
             divided.append((name, [[key, kind] for key, kind, _ in values[name].tree]))
+    values[OWNED] = Value({name: tree for name, tree in owned.items() if tree is not None})
     gradients = dict(_gradients_of(engine, writers, parts))
     values["gradients"] = Value(gradients)
     divided += [(name, kind) for name, kind in gradients.items() if kind != "local"]
@@ -118,7 +128,7 @@ class Writers:
     def __init__(self, world: Any, layout: Layout) -> None:
         self.rank, self._layout = world.rank, layout
         group = world.comm.replicate_group
-        self._replica = 0 if group is None else group.rank
+        self.replica = 0 if group is None else group.rank
         self._of: dict[str, int] = {}
         loads = [0] * world.world_size
         for spec in layout:
@@ -143,7 +153,7 @@ class Writers:
             return [PayloadPart(key, tensor.reshape(shape), shape)] if is_mine else []
         numel, rank = tensor.numel(), self._layout.rank
         valid = valid_numel(spec.numel, rank, numel)
-        if valid == 0 or self._index[spec.name] % self._layout.num_replicas != self._replica:
+        if valid == 0 or self._index[spec.name] % self._layout.num_replicas != self.replica:
             return []
         return [PayloadPart(key, tensor[:valid], shape, rank * numel)]
 
@@ -164,13 +174,7 @@ def _states_of(
     """
     value = Value([])
     for key, state in states.items():
-        if not isinstance(key, str):
-            raise CheckpointError(
-                f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
-                "keeps states that are named by texts"
-            )
-        full = f"optim/{each.spec.name}/{key}"
-        where = f"the optimizer's state {key!r} of {each.spec.name!r}"
+        full, where = _named(each, key)
         if _is_shard(key, state, each.shard_shape):
             parts += writers.parts(full, each.spec, plain_tensor(state, where), each.is_divided)
             value.tree.append([key, "piece", None])  # the word of the format
@@ -179,10 +183,55 @@ def _states_of(
             raise CheckpointError(
                 f"{where} has shape {list(state.shape)}, its shard of the parameter "
                 f"{list(each.shard_shape)}: a checkpoint keeps states with an element per element, and "
-                "single numbers. Use an optimizer that works elementwise, or stage 0"
+                "single numbers. Leave it to an owner: an optimizer that is declared elementwise keeps no others"
             )
         add_state(value, key, state, full, where)
     return value
+
+
+def _states_of_owner(
+    each: Leaf, states: Mapping[Any, Any], writers: Writers, parts: list[PayloadPart]
+) -> list[Any] | None:
+    """Return the states of a parameter that this rank owns by kind, all tensors among what it writes.
+
+    Args:
+        each: the parameter.
+        states: of the whole one, by name.
+        writers: tell which copy of the weights this rank has.
+        parts: receives what this rank writes.
+
+    Returns:
+        None if the rank that owns it in another copy of the weights writes it.
+
+    Raises:
+        CheckpointError: a state cannot be kept; it is named.
+    """
+    if writers.replica:
+        return None
+    value = Value([])
+    for key, state in states.items():
+        full, where = _named(each, key)
+        if _is_shard(key, state, tuple(each.spec.shape)):
+            parts.append(PayloadPart(full, plain_tensor(state, where), tuple(each.spec.shape)))
+            value.tree.append([key, "piece", None])
+        else:
+            add_state(value, key, state, full, where)
+    parts += [PayloadPart(name, each, tuple(each.shape)) for name, each in value.tensors.items()]
+    return value.tree
+
+
+def _named(each: Leaf, key: Any) -> tuple[str, str]:
+    """Return the name of a state in a checkpoint and in messages.
+
+    Raises:
+        CheckpointError: it has no name.
+    """
+    if not isinstance(key, str):
+        raise CheckpointError(
+            f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
+            "keeps states that are named by texts"
+        )
+    return f"optim/{each.spec.name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
 
 
 def _is_shard(key: str, state: Any, shape: tuple[int, ...]) -> bool:

@@ -33,7 +33,7 @@ from torchloom.checkpoints.contents import (
 )
 from torchloom.checkpoints.lock import FOLDERS
 from torchloom.checkpoints.manifest import NAME, Manifest, Sums, write_summed
-from torchloom.checkpoints.snapshot import EngineSnapshot
+from torchloom.checkpoints.snapshot import OWNED, EngineSnapshot
 from torchloom.checkpoints.together import Together
 from torchloom.errors import CheckpointError
 from torchloom.files import sync_folder, write_whole
@@ -161,18 +161,21 @@ def _finish_files(
 ) -> Manifest:
     files: dict[str, Sums] = {}
     indices, own = [], set()
+    values = {name: value.tree for name, value in snapshot.values.items()}
     for rank, sums in enumerate(rank_files):
         name = f"rank_{rank}.json"
         facts = json.loads((path / name).read_bytes())
         files |= {name: sums, **{each: Sums(*of) for each, of in facts["files"].items()}}
         indices.append(facts["tensors"])
-        own |= facts["values"].keys()
+        own |= facts["values"].keys() - {OWNED}
+        values |= facts["values"].get(OWNED, {})
+    values |= values.pop(OWNED, {})
     index, metadata = merged(indices), io.BytesIO()
     write_dcp_metadata(metadata, dict(named_for_others(read_index(index), snapshot.tied)))
     facts = {
         "format": FORMAT,
         **snapshot.facts,
-        "values": {name: value.tree for name, value in snapshot.values.items()},
+        "values": values,
         "own": sorted(own),
     }
     for name, content in {

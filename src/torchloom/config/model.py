@@ -39,6 +39,16 @@ class BatchConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeafConfig:
+    """Which modules are leaf modules: gathered and reduced as one, as ranks use other parts of them."""
+
+    classes: tuple[str, ...] = ()
+    """Their classes by name, or by module and name."""
+    names: tuple[str, ...] = ()
+    name_suffixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroConfig:
     """How training state is sharded over ranks."""
 
@@ -56,6 +66,7 @@ class ZeroConfig:
     """Ranks per shard group (hybrid sharding); None is all ranks."""
     gather_16bit_weights_on_model_save: bool = False
     """Whether a 16-bit model export gathers the full weights (stage 3)."""
+    leaf_module: LeafConfig = field(default_factory=LeafConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +101,9 @@ class PrecisionConfig:
     """In which types the model computes and the ranks communicate."""
 
     dtype: DType = "fp32"
-    """Compute type of parameters and activations; master shards stay fp32, or float64."""
+    """Compute type of parameters and activations."""
+    master: Literal["fp32", "bf16"] = "fp32"
+    """Type of shards, gradients and optimizer states; where it is fp32, float64 stays float64."""
     reduce_dtype: DType = "fp32"
     """Type in which gradients are reduced over ranks."""
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
@@ -119,7 +132,7 @@ class NonFiniteConfig:
 class OptimizerConfig:
     """Which torch optimizer, with keyword arguments ready for its constructor."""
 
-    name: Literal["adamw", "adam", "sgd"]
+    name: Literal["adamw", "adam", "sgd", "muon"]
     params: Mapping[str, object] = field(default_factory=FrozenMap)
 
 
@@ -177,6 +190,8 @@ class CompileOptions:
     """Optimizer step after which torchloom plans again with measured times; 0: never."""
     regions: bool = True
     """Whether layers that do the same are compiled once, as one body."""
+    chunk_loss: Literal["auto", "always", "never"] = "auto"
+    """Whether losses compute a few rows of logits at a time, and also where the model returns logits."""
     strict: bool = False
     """Whether a failed weave raises an error, instead of running the graph eagerly."""
     dump_graphs: bool | str = False

@@ -1,7 +1,8 @@
 """Make a torch optimizer's name and keyword arguments from the `optimizer` section.
 
 DeepSpeed's "Adam" means AdamW unless `adam_w_mode` is false, and the default weight decay of its Adam
-family is 0. torchloom does the same and adds a note.
+family is 0. torchloom does the same and adds a note. "Muon" is torch.optim.Muon for matrices and AdamW for the rest, with
+DeepSpeed's names of arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torchloom.config.kinds import Kind, show
 from torchloom.config.model import OptimizerConfig
 from torchloom.config.schema import OptimizerSection
 
-Name = Literal["adamw", "adam", "sgd"]
+Name = Literal["adamw", "adam", "sgd", "muon"]
 
 _PATH = "optimizer.params"
 _BELOW_1 = kinds.number(0.0, 1.0 - 2.0**-53)
@@ -46,7 +47,25 @@ _SGD: Mapping[str, Kind] = {
     "dampening": kinds.number(),
     "nesterov": kinds.flag,
 }
-TABLES: Mapping[Name, Mapping[str, Kind]] = {"adamw": _ADAM, "adam": _ADAM, "sgd": _SGD}
+_MUON: Mapping[str, Kind] = {
+    "lr": kinds.number(),
+    "muon_lr": kinds.number(),
+    "adam_lr": kinds.number(),
+    "weight_decay": kinds.number(),
+    "momentum": kinds.number(),
+    "nesterov": kinds.flag,
+    "ns_steps": kinds.whole(1),
+    "adjust_lr_fn": kinds.word("original", "match_rms_adamw"),
+    "betas": kinds.numbers(_BELOW_1, 2),
+    "eps": kinds.number(),
+}
+TABLES: Mapping[Name, Mapping[str, Kind]] = {
+    "adamw": _ADAM,
+    "adam": _ADAM,
+    "sgd": _SGD,
+    "muon": _MUON,
+}
+_SHOWN = '"AdamW", "Adam", "SGD" or "Muon"'
 DEEPSPEED_ONLY = ("torch_adam", "adam_w_mode", "bias_correction", "set_grad_none")
 _AUTO = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum": None}
 
@@ -62,9 +81,12 @@ def resolve_optimizer(
         return None
     given = _without_clipping(section.params, findings)
     params = check_params(given, TABLES[name], _PATH, findings, auto=_AUTO)
-    if name != "sgd":
+    if name in ("adamw", "adam"):
         name = _adam(name, params, findings)
-    _check_sgd(params, findings)
+    if name == "sgd":
+        _check_sgd(params, findings)
+    if name == "muon":
+        params.setdefault("weight_decay", 0.0)
     _fill(name, params, findings)
     return OptimizerConfig(name=name, params=frozen_map(params))
 
@@ -74,13 +96,13 @@ def _name(given: str, findings: Findings) -> Name | None:
         if given.lower() == name:
             return name
     if not given:
-        findings.error("optimizer.type", "not given", 'write "AdamW", "Adam" or "SGD"')
+        findings.error("optimizer.type", "not given", f"write {_SHOWN}")
         return None
-    close = nearest(given, ("AdamW", "Adam", "SGD"))
+    close = nearest(given, ("AdamW", "Adam", "SGD", "Muon"))
     findings.error(
         "optimizer.type",
         f"{show(given)} is not built here",
-        f'use "AdamW", "Adam" or "SGD"; nearest: {close or "AdamW"}',
+        f"use {_SHOWN}; nearest: {close or 'AdamW'}",
     )
     return None
 

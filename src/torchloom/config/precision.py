@@ -35,12 +35,32 @@ def resolve_precision(
             f"{wanted}, but the run computes in {dtype}",
             f"set {wanted}.enabled to true or remove it" if wanted != "fp32" else "remove it",
         )
+    master = _master(schema, findings)
     return PrecisionConfig(
         dtype=dtype,
-        reduce_dtype=cast("DType", schema.communication_data_type or "fp32"),
+        master=master,
+        reduce_dtype=cast("DType", schema.communication_data_type or master),
         loss_scale=_loss_scale(schema.fp16, findings),
         autocast=_autocast(schema, findings),
     )
+
+
+def _master(schema: ConfigSchema, findings: Findings) -> Literal["fp32", "bf16"]:
+    """Return the type of shards and states. DeepSpeed's rules: deepspeed/runtime/base_optimizer.py."""
+    weights, states = "bf16_master_weights_and_grads", "bf16_optimizer_states"
+    asked = {name for name in (weights, states) if getattr(schema.bf16, name)}
+    for name in sorted(asked):
+        path, rest = f"bf16.{name}", {weights, states} - asked
+        if not schema.bf16.enabled:
+            findings.error(path, "the run does not compute in bf16", "set bf16.enabled to true")
+        elif rest:
+            other = (
+                "states take the type of the weights" if name == weights else "weights stay fp32"
+            )
+            findings.error(path, f"alone: {other}", f"set bf16.{rest.pop()} to true as well")
+        elif schema.zero_optimization.stage == 0:
+            findings.error(path, "zero_optimization.stage is 0", "set it to 1, 2 or 3")
+    return "bf16" if len(asked) == 2 else "fp32"
 
 
 def _autocast(schema: ConfigSchema, findings: Findings) -> AutocastConfig | None:

@@ -137,8 +137,12 @@ class Bf16Section(Section):
         "accumulate each gradient as soon as it is computed",
         "gradients are reduced as soon as they are computed",
     )
-    bf16_master_weights_and_grads = refused("bf16 master weights", MASTER_FP32)
-    bf16_optimizer_states = refused("bf16 optimizer states", MASTER_FP32)
+    bf16_master_weights_and_grads = used(
+        flag, False, "keep shards of weights and gradients in bf16; needs `bf16_optimizer_states`"
+    )
+    bf16_optimizer_states = used(
+        flag, False, "keep optimizer states in bf16; needs `bf16_master_weights_and_grads`"
+    )
 
 
 class AutocastSection(Section):
@@ -181,7 +185,7 @@ class DataTypesSection(Section):
 class OptimizerSection(Section):
     """The optimizer that the engine builds."""
 
-    type = used(text, "", "`AdamW`, `Adam` or `SGD`, in any case", auto="refuse")
+    type = used(text, "", "`AdamW`, `Adam`, `SGD` or `Muon`, in any case", auto="refuse")
     params = free_form("its keyword arguments, listed below")
     legacy_fusion = no_effect("an old fused layout", "remove it")
 

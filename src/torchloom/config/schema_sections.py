@@ -36,6 +36,16 @@ class OffloadSection(Section):
     ratio = hint("share of parameters updated on the host", ON_DEVICE)
 
 
+class LeafSection(Section):
+    """Modules of which ranks use other parts, such as experts; each is named in one of three ways."""
+
+    classes = used(
+        names, (), "their classes, as `MixtralSparseMoeBlock` or with the Python module before it"
+    )
+    name_suffixes = used(names, (), "ends of their names")
+    names = used(names, (), "their names in the model")
+
+
 class ZeroSection(Section):
     """How training state is sharded over ranks."""
 
@@ -96,9 +106,8 @@ class ZeroSection(Section):
     stage3_allgather_sequential = hint(
         "gather parameters one by one", PLANNED, aliases=("allgather_sequential",)
     )
-    leaf_module = hint(
-        "modules without hooks inside",
-        "there are no hooks: a weight is gathered wherever it is read",
+    leaf_module = section(
+        LeafSection, "modules of which ranks use other parts, gathered and reduced as one"
     )
     overlap_comm = hint("overlap reduction and backward", PLANNED)
     contiguous_gradients = hint("copy gradients to one buffer", ALWAYS)
@@ -192,6 +201,13 @@ class CompileSection(Section):
         flag,
         True,
         "compile layers that do the same once, as one body that is called for each; `false` compiles each by itself",
+    )
+    chunk_loss = used(
+        word("auto", "always", "never"),
+        "auto",
+        "torchloom's own: compute a loss behind a large vocabulary a few rows at a time where nothing reads its logits. Logits "
+        'that a model returns beside its loss are then made when they are read: with `"auto"` in training steps of '
+        'an engine and of `TorchloomTrainer`, with `"always"` in all; `"never"` makes all logits',
     )
     strict = used(
         flag,

@@ -6,7 +6,14 @@ from typing import Literal, cast
 
 from torchloom.config.findings import Findings
 from torchloom.config.keys import Written
-from torchloom.config.model import MIB, DType, OffloadConfig, PrecisionConfig, ZeroConfig
+from torchloom.config.model import (
+    MIB,
+    DType,
+    LeafConfig,
+    OffloadConfig,
+    PrecisionConfig,
+    ZeroConfig,
+)
 from torchloom.config.schema import ConfigSchema
 from torchloom.config.schema_sections import ZeroSection
 
@@ -36,6 +43,11 @@ def resolve_zero(
         prefetch_bytes=_bucket(section, "stage3_prefetch_bucket_size", compute, findings),
         shard_size=section.shard_size,
         gather_16bit_weights_on_model_save=section.stage3_gather_16bit_weights_on_model_save,
+        leaf_module=LeafConfig(
+            classes=section.leaf_module.classes,
+            names=section.leaf_module.names,
+            name_suffixes=section.leaf_module.name_suffixes,
+        ),
     )
 
 

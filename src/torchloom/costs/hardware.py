@@ -6,6 +6,7 @@ with where they were seen. `torchloom calibrate` replaces a row by what was meas
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,9 @@ from typing import Literal
 import torch
 
 from torchloom.errors import PlanError
+from torchloom.log import get_logger
+
+logger = get_logger(__name__)
 
 LinkKind = Literal["h2d", "d2h"]
 
@@ -143,17 +147,25 @@ def device_row(name: str) -> Device:
     return DEVICES[name]
 
 
+@functools.cache
 def row_for_cuda_name(full_name: str) -> Device:
-    """Return the row that fits a CUDA device's marketing name best, an A100 where none does."""
+    """Return the row that fits a CUDA device's marketing name best; an A100 where none does, with a warning."""
     text = full_name.lower()
     for mark, row in (
         ("b200", "b200-180gb"),
         ("h200", "h200-141gb"),
         ("h100", "h100-80gb"),
         ("a100-sxm4-40", "a100-40gb"),
+        ("a100-pcie-40", "a100-40gb"),
+        ("a100", "a100-80gb"),
     ):
         if mark in text:
             return DEVICES[row]
+    logger.warning(
+        "%s is not a known device: its operators are costed as an A100's; "
+        "run `torchloom calibrate --device cuda` to measure it",
+        full_name,
+    )
     return DEVICES["a100-80gb"]
 
 

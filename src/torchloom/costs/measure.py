@@ -61,17 +61,18 @@ def measure_node(node: fx.Node, budget_s: float = 0.1) -> float | None:
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.no_grad():
         bound = _index_bound(node)
-        args = fx.node.map_aggregate(
-            fx.node.map_arg(node.args, value_of), lambda value: _fresh(value, bound)
-        )
-        kwargs: Any = fx.node.map_aggregate(
-            fx.node.map_arg(node.kwargs, value_of), lambda value: _fresh(value, bound)
-        )
         target: Any = node.target
         try:
+            args = fx.node.map_aggregate(
+                fx.node.map_arg(node.args, value_of), lambda value: _fresh(value, bound)
+            )
+            kwargs: Any = fx.node.map_aggregate(
+                fx.node.map_arg(node.kwargs, value_of), lambda value: _fresh(value, bound)
+            )
             return median_us(lambda: target(*args, **kwargs), device, budget_s)
         except (RuntimeError, IndexError, ValueError):
-            return None  # its inputs have a meaning that random ones lack
+            # Its inputs have a meaning that random ones lack, or the device has no memory for them.
+            return None
 
 
 def _index_bound(node: fx.Node) -> int:

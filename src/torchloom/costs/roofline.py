@@ -21,6 +21,7 @@ from torchloom._torch.operators import OpOverload
 from torchloom._torch.tensors import size_hint
 from torchloom.costs.hardware import Device
 from torchloom.graph import argument, is_view_op, tensors_in, value_of
+from torchloom.ops.losses import chunked_loss
 
 aten = torch.ops.aten
 
@@ -91,7 +92,7 @@ def is_computed(node: fx.Node) -> bool:
     if not isinstance(target, OpOverload):
         return hasattr(target, "namespace")  # higher-order operators work, Python functions do not
     if target.namespace == "torchloom":
-        return False
+        return target is chunked_loss
     return not is_view_op(target)
 
 
@@ -181,7 +182,13 @@ def _for_each_head(query: torch.Size, *shared: torch.Size) -> list[tuple[int, ..
     return [(*query[:2], *shape[2:]) for shape in shared]
 
 
+def _chunked_loss(args: Any) -> int:
+    rows, weight, *_, wanted = args
+    return 2 * rows.numel() * weight.shape[0] * (1 + sum(wanted[:2]))
+
+
 _FORMULAS = {
+    chunked_loss: _chunked_loss,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _cpu_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _cpu_attention_backward,
 }

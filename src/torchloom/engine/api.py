@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from torchloom.loop.precision import shard_precision
 from torchloom.loop.shard_model import log_notes, meet_within, shard_over
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, is_sharded
+from torchloom.shard.leaf_modules import mark_leaves
 from torchloom.step.description import cast_params
 
 logger = get_logger(__name__)
@@ -38,7 +39,7 @@ ConfigSource = Mapping[str, Any] | str | os.PathLike[str]
 def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     args: Any = None,
     model: nn.Module | None = None,
-    optimizer: Optimizer | Callable[..., Optimizer] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | Callable[..., Optimizer] | None = None,
     model_parameters: Iterable[Any] | None = None,
     training_data: Any = None,
     lr_scheduler: Any = None,
@@ -60,8 +61,9 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     Args:
         args: a namespace whose `deepspeed_config` names a config file, as launchers pass it.
         model: a plain model, or one on the meta device.
-        optimizer: a fresh torch optimizer over the model's parameters, or a function that makes
-            one from parameters; default: the one that the config names. It takes the place of the config's.
+        optimizer: a fresh torch optimizer over the model's parameters, several, which step together as one, or a
+            function that makes one from parameters; default: the one that the config names. It takes the place of the
+            config's. One that is not elementwise, such as Muon, sees whole parameters: see docs/howto/muon.md.
         model_parameters: parameters or groups to optimize; default: all trainable ones.
         training_data: a dataset, for which a data loader is made.
         lr_scheduler: a schedule, or a function from optimizer to schedule; it takes the place of the config's.
@@ -123,6 +125,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         if not any(tensor.is_meta for tensor in model.parameters()):
             model.to(world.device)
 
+    mark_leaves(model, settings.zero.leaf_module)
     layout, comm = shard_over(
         model,
         world,
@@ -137,9 +140,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
     world = replace(world, comm=comm)
     local = OwnedParams(model, layout, comm)
     count_steps_of(each.param for each in local)
-    made = make_optimizer(
-        settings.optimizer, optimizer, model_parameters, local, settings.zero.stage
-    )
+    made = make_optimizer(settings.optimizer, optimizer, model_parameters, local)
     schedule = make_lr_scheduler(settings, lr_scheduler, made)
     agreement.check_facts("the optimizer", optimizer_facts(made, local))
     agreement.check_facts("the schedule", schedule_facts(schedule))

@@ -29,11 +29,14 @@ from torchloom.graph.alias import (
 )
 from torchloom.graph.casts import LowerReaders, lower_readers, read_lower
 from torchloom.graph.contract import (
+    STAGES,
     Choices,
     GraphPass,
     PassContext,
     SharedWeights,
+    note,
     options_of,
+    taken_notes,
 )
 from torchloom.graph.edit import (
     KnownValues,
@@ -62,6 +65,7 @@ from torchloom.graph.text import digest_of, graph_digest, graph_text, op_counts
 from torchloom.graph.writes import is_in_place_name, is_only_read, overloads_of, written
 
 __all__ = [
+    "STAGES",
     "Choices",
     "GraphPass",
     "GraphSplit",
@@ -96,6 +100,7 @@ __all__ = [
     "move_after",
     "move_before",
     "nbytes",
+    "note",
     "op_counts",
     "options_of",
     "outputs_of",
@@ -111,6 +116,7 @@ __all__ = [
     "split_of",
     "storage_of",
     "tag",
+    "taken_notes",
     "tensors_in",
     "value_of",
     "viewed",

@@ -16,15 +16,33 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import fx
 
 from torchloom.errors import PassError
 
-Stage = Literal["joint", "lowered"]
-"""joint: before the forward/backward split. lowered: each of the two graphs after it."""
+Stage = Literal["captured", "joint", "lowered"]
+"""captured: as Dynamo traced forward. joint: with backward, before the split. lowered: each of the two graphs after it."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order in which a graph goes through them."""
+_NOTES = "torchloom_notes"
+
+
+def note(gm: fx.GraphModule, text: str) -> None:
+    """Let the report of the pass that runs say a sentence about what it did or left.
+
+    Args:
+        gm: the graph that the pass was given.
+        text: equal on all ranks.
+    """
+    gm.meta.setdefault(_NOTES, []).append(text)
+
+
+def taken_notes(gm: fx.GraphModule) -> tuple[str, ...]:
+    """Return what a pass said of a graph, and forget it."""
+    return tuple(gm.meta.pop(_NOTES, ()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

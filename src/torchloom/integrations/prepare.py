@@ -121,6 +121,13 @@ class Preparation:
             self.written, world_size=world_size_of(), auto={**self._auto, **auto}, replaced=replaced
         )
 
+    def reads_no_logits(self) -> None:
+        """Let logits that a model returns be made when they are read, unless the configuration decides about them."""
+        section = self.written.get("compile") or {}
+        if section.get("chunk_loss", "auto") == "auto":
+            self.written = {**self.written, "compile": {**section, "chunk_loss": "always"}}
+            self.config = self.config_with({}, replaced=("optimizer", "scheduler"))
+
     def shard(
         self,
         model: nn.Module,

@@ -25,6 +25,7 @@ from torchloom._torch.autograd import TotalNorm, replace_total_norm
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import NonFiniteError, ShardError
 from torchloom.runtime import Communicator, lookup
+from torchloom.runtime.base import carrier_of
 from torchloom.shard import Layout, ParamSpec, known_params, layout_of, owners_of
 from torchloom.shard.shards import clear_padding_
 
@@ -119,7 +120,7 @@ def _device_of(tensors: Sequence[Tensor], comm: Communicator) -> torch.device:
     """Return the device of a rank's tensors; without any, a device that the process group can use."""
     if tensors:
         return tensors[0].device
-    if comm.world_size > 1 and dist.get_backend(comm.shard_group()) == "nccl":
+    if comm.world_size > 1 and "nccl" in carrier_of(comm.shard_group()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

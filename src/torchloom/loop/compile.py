@@ -27,6 +27,7 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
+from torchloom.loop.ownership import refuse_budget
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
@@ -80,7 +81,8 @@ def compile_model(
         The session: `report` records what was woven, `plan()` returns the memory plan.
 
     Raises:
-        ConfigError: a key is wrong, or asks for what an own loop cannot do.
+        ConfigError: a key is wrong, or asks for what an own loop cannot do; or there is a memory budget and the
+            optimizer sees parameters whole.
         ShardError: the model is not sharded.
         PlanError: the memory used between steps alone exceeds the budget.
         AgreementError: the ranks were given different passes or options.
@@ -134,6 +136,7 @@ def compile_model(
         passes=passes,
         schedule=schedule,
         name="torchloom.compile",
+        reads_logits=True,
     )
     compiled = compile_step(settings, call, model, comm, device, driver, may_stream=False)
     after_steps_of(model, optimizer, functools.partial(steps.ended, compiled), "step")
@@ -163,6 +166,7 @@ def compile_step(
         driver: steps it.
         may_stream: whether its optimizer's states may stream from the host.
     """
+    refuse_budget(config, driver.optimizer)
     total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
     description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
     if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):

@@ -107,6 +107,8 @@ class Offloads:
         if STATES not in self.names or value.dim() == 0 or value.numel() == 0:
             return state.copy_(value)
         host = arena.device_like(state)
+        if self.device.type == "cuda":  # copies out of the block's last tensor may be queued
+            torch.cuda.synchronize(self.device)
         arena.host_alias(host).copy_(value)
         return host
 

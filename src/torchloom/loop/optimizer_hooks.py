@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -24,14 +25,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchloom._torch.subclasses import is_inside_step
 from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
-from torchloom.loop.elementwise import check_elementwise
 from torchloom.loop.owned_params import check_steps_alone, has_engine
+from torchloom.loop.ownership import begin_whole_step, end_whole_step, ownership_of
 from torchloom.loop.slices import begin_step, call_closure_first, end_step
 from torchloom.position import POSITION, Rates
-from torchloom.runtime import Communicator, tell_step
+from torchloom.runtime import Communicator, lookup, tell_step
 from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
+from torchloom.shard.leaf_modules import used_params
 from torchloom.shard.parameter import be_plain_in_steps
 
 _STEPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -150,18 +153,41 @@ def _tell_listeners(optimizer: Optimizer) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_inside_step():  # of an optimizer that wraps this one
+        return None
     check_steps_alone(_stepped_by(optimizer))
     _check_synchronised(optimizer)
     first = _first_counted(optimizer)
-    if first is not None and not has_engine(first):
-        check_elementwise(optimizer)
+    if first is None:
+        return None
+    is_owner = bool(ownership_of(optimizer).units)
+    if not has_engine(first):
         whole_states(optimizer)
-    with_loss = call_closure_first(optimizer, args, kwargs)
+    with_loss = call_closure_first(optimizer, args, kwargs, is_always=is_owner)
+    _drop_unused(_stepped_by(optimizer))
     begin_step(optimizer)
+    if is_owner:
+        begin_whole_step(optimizer)
     return with_loss
 
 
+def _drop_unused(params: list[nn.Parameter]) -> None:
+    """Take the gradient from parameters of leaf modules that no rank has used: a step would still decay them."""
+    for handle, used in used_params(params).items():
+        flags = torch.tensor(list(used.values()), dtype=torch.float32).to(params[0].device)
+        (total,) = started = lookup(handle).begin_sync(
+            [flags], torch.float32, torch.float32, ("which weights of leaf modules were used",)
+        )
+        lookup(handle).wait(started)
+        for param, share in zip(used, total.tolist(), strict=True):
+            if share == 0:
+                param.grad = None
+
+
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if is_inside_step():
+        return
+    end_whole_step(optimizer)
     end_step(optimizer)
     first = _first_counted(optimizer)
     if first is None:

@@ -11,11 +11,16 @@ from torch.optim import Optimizer
 
 from torchloom.config import Config, OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
-from torchloom.loop.elementwise import check_elementwise, needs_closure
+from torchloom.loop.elementwise import needs_closure
 from torchloom.loop.owned_params import OwnedParams
+from torchloom.loop.ownership import ownership_of
+from torchloom.loop.together import Together
+from torchloom.shard import ParamSpec
 from torchloom.shard.optimizer_states import cut_held
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+_OF_MUON = ("momentum", "nesterov", "ns_steps", "adjust_lr_fn", "weight_decay")
+_OF_ADAMW = ("betas", "eps", "weight_decay", "fused")
 
 Groups = Sequence[nn.Parameter] | Sequence[dict[str, Any]]
 OptimizerFactory = Callable[[Groups], Optimizer]
@@ -23,38 +28,37 @@ OptimizerFactory = Callable[[Groups], Optimizer]
 
 def make_optimizer(
     config: OptimizerConfig | None,
-    optimizer: Optimizer | OptimizerFactory | None,
+    optimizer: Optimizer | Sequence[Optimizer] | OptimizerFactory | None,
     model_parameters: Iterable[Any] | None,
     local: OwnedParams,
-    stage: int,
 ) -> Optimizer | None:
     """Build the optimizer of a run, or let a caller's own step this rank's leaves.
 
     Args:
         config: which optimizer to build when the caller brings none.
-        optimizer: a torch optimizer over the model's parameters, fresh; or a function from
-            parameters to one.
+        optimizer: a torch optimizer over the model's parameters, fresh; several, which step together; or a
+            function from parameters to one.
         model_parameters: parameters or parameter groups to optimize; default: all trainable ones.
         local: the leaves.
-        stage: the ZeRO stage, for messages.
 
     Raises:
         EngineError: the optimizer holds foreign parameters, has stepped already, needs a closure, or
-            depends on more than the element that it steps while it holds shards.
+            computes numbers of all parameters together while ranks divide these.
         ConfigError: the optimizer does not take the configured arguments.
     """
+    if isinstance(optimizer, Sequence):
+        optimizer = Together([_over_leaves(each, local) for each in optimizer])
     if isinstance(optimizer, Optimizer):
         made: Optimizer | None = _over_leaves(optimizer, local)
     else:
         params = _params(model_parameters, local)
         if optimizer is not None:
-            made = _from_factory(optimizer, params, local, stage)
+            made = _from_factory(optimizer, params)
         else:
-            made = None if config is None else _configured(config, params)
+            made = None if config is None else _configured(config, params, local)
     if made is not None:
-        with local.as_shards():
-            _check_without_closure(made)
-            check_elementwise(made)
+        _check_without_closure(made)
+        local.ownership = ownership_of(made)
     return made
 
 
@@ -78,14 +82,39 @@ def _over_leaves(optimizer: Optimizer, local: OwnedParams) -> Optimizer:
     return optimizer
 
 
-def _configured(config: OptimizerConfig, groups: Groups) -> Optimizer:
+def _configured(config: OptimizerConfig, groups: Groups, local: OwnedParams) -> Optimizer:
     params = thawed_map(config.params)
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
     try:
+        if config.name == "muon":
+            return _muon(params, groups, {id(each.param): each.spec for each in local})
         return _CLASSES[config.name](groups, **params)
     except TypeError as error:
         raise ConfigError(f"optimizer.params: {config.name}: {error}") from error
+
+
+def _muon(params: Mapping[str, Any], groups: Groups, specs: Mapping[int, ParamSpec]) -> Optimizer:
+    """Return Muon over matrices, and AdamW over the rest and all that embeds: DeepSpeed's rule, by names."""
+
+    def is_muon(param: nn.Parameter) -> bool:
+        spec = specs[id(param)]
+        return len(spec.shape) == 2 and "embed" not in spec.name and "lm_head" not in spec.name
+
+    given = [each if isinstance(each, dict) else {"params": [each]} for each in groups]
+    if given and not isinstance(groups[0], dict):
+        given = [{"params": list(groups)}]
+    made: list[Optimizer] = []
+    for kind, lr, names, chosen in (
+        (torch.optim.Muon, "muon_lr", _OF_MUON, is_muon),
+        (torch.optim.AdamW, "adam_lr", _OF_ADAMW, lambda param: not is_muon(param)),
+    ):
+        found = [{**each, "params": [*filter(chosen, each["params"])]} for each in given]
+        found = [each for each in found if each["params"]]
+        options = {name: params[name] for name in names if name in params}
+        if found:
+            made.append(kind(found, lr=params.get(lr, params["lr"]), **options))  # type: ignore[arg-type]
+    return Together(made)
 
 
 def complete_momentum(optimizer: Optimizer) -> None:
@@ -94,6 +123,8 @@ def complete_momentum(optimizer: Optimizer) -> None:
     A fused SGD fails if some parameters of a group have momentum and others have none (torch 2.11-2.13).
     Without dampening, one step from zero momentum gives the gradient, which is what SGD starts with.
     """
+    for each in optimizer.linked() if isinstance(optimizer, Together) else ():
+        complete_momentum(each)
     if type(optimizer) is not torch.optim.SGD:
         return
     for group in optimizer.param_groups:
@@ -106,27 +137,14 @@ def complete_momentum(optimizer: Optimizer) -> None:
                 optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
-def _from_factory(
-    factory: OptimizerFactory, params: Groups, local: OwnedParams, stage: int
-) -> Optimizer:
-    """Call a function on whole parameters, where it can group them by shape."""
+def _from_factory(factory: OptimizerFactory, params: Groups) -> Optimizer:
+    """Call a function on parameters that answer as whole ones, so that it can group them by shape."""
     if not callable(factory):
         raise ConfigError(
             f"optimizer= is a {type(factory).__name__}: pass a torch optimizer over the model's "
             "parameters, or a function from parameters to one"
         )
-    try:
-        made = factory(params)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        num_shards = sum(each.is_divided for each in local)
-        if not num_shards:
-            raise
-        raise EngineError(
-            f"the function optimizer= failed over {num_shards} flat shards of parameters at ZeRO "
-            f"stage {stage} ({type(error).__name__}: {error}): an optimizer that needs the shapes "
-            "of whole parameters, such as Muon, works at stage 0; others, such as AdamW, step "
-            "shards"
-        ) from error
+    made = factory(params)
     if isinstance(made, Optimizer):
         cut_held(made)  # some make states when they are made
     return made

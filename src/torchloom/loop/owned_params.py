@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import EngineError, ShardError
 from torchloom.loop.clip import Gradients
+from torchloom.loop.ownership import Ownership, Unit
 from torchloom.loop.slices import Slices, slice_of
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, ParamSpec, local_shard, owners_of, sync_in_backward
@@ -61,6 +62,8 @@ class OwnedParams:
         self._slices = Slices(sliced, layout, comm)
         self.is_stepping = False
         """Whether parameters hold what the optimizer steps now."""
+        self.ownership: Ownership | None = None
+        """Which rank steps what the optimizer must see whole; None without an optimizer."""
         self._averages_in_backward = False
         """Whether backward passes average the gradients of whole parameters over ranks."""
         for each in self._leaves:
@@ -141,8 +144,22 @@ class OwnedParams:
             yield
         finally:
             self.is_stepping = False
+            if self.ownership is not None:
+                self.ownership.restore()
             self._slices.leave()
             self.zero_grad()
+
+    def is_owned(self, param: nn.Parameter) -> bool:
+        """Say whether one rank steps a whole parameter for all others."""
+        return self._unit(param) is not None
+
+    def keeps_states(self, param: nn.Parameter) -> bool:
+        """Say whether this rank keeps optimizer states of a parameter: not of those that others own."""
+        unit = self._unit(param)
+        return unit is None or unit.is_mine
+
+    def _unit(self, param: nn.Parameter) -> Unit | None:
+        return None if self.ownership is None else self.ownership.units.get(id(param))
 
     def begin_update(self) -> None:
         """Note that the optimizer is about to write into what it steps; `settle` gives it to all ranks."""

@@ -4,8 +4,8 @@
     TIMED_STEPS    steps whose forward and backward passes are timed
     one step       whose peak of memory is measured
 
-On CUDA a timed phase ends by waiting for the device, and the peak is that of torch's allocator, whose statistics
-are reset once for it. On a CPU torch's profiler adds up what the step allocates, which makes this one step slower,
+On CUDA a timed phase ends by waiting for the device, and the peak is that of what was requested of torch's allocator, whose
+statistics are reset once for it: what it allocates is more, as it rounds sizes up and keeps up to 1 MB of a block. On a CPU torch's profiler adds up what the step allocates, which makes this one step slower,
 so that is done only while someone listens.
 """
 
@@ -101,7 +101,7 @@ class Meter:
             yield
         if self._is_cuda:
             torch.cuda.synchronize(self._device)
-            self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            self.peak_bytes = requested_peak_bytes(self._device)
         if name != "step":
             self.seconds += time.perf_counter() - started
 
@@ -112,6 +112,12 @@ class Meter:
         for event in sorted(memory, key=lambda event: event.start_ns()):
             self.live_bytes += event.nbytes()
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def requested_peak_bytes(device: torch.device) -> int:
+    """Return the most that tensors on a GPU held at a time; with CUDA's own allocator, what it allocated for them."""
+    requested = torch.cuda.memory_stats(device).get("requested_bytes.all.peak", 0)
+    return int(requested or torch.cuda.max_memory_allocated(device))
 
 
 def standing_bytes(model: nn.Module, optimizer: Optimizer | None, comm: Communicator) -> int:

@@ -28,9 +28,9 @@ def shard_precision(config: PrecisionConfig) -> Precision:
     compute = None if config.dtype == "fp32" else dtype_of(config.dtype)
     # fp32 is what follows where nothing is written: then float64 stays.
     return Precision(
-        master="wide" if compute is None else torch.float32,
+        master="wide" if compute is None else dtype_of(config.master),
         compute=compute,
-        reduce=None if config.reduce_dtype == "fp32" else dtype_of(config.reduce_dtype),
+        reduce=None if config.reduce_dtype == config.master else dtype_of(config.reduce_dtype),
     )
 
 

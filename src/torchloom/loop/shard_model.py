@@ -38,6 +38,7 @@ from torchloom.shard import (
     plan_layout,
     shard_module,
 )
+from torchloom.shard.leaf_modules import mark_leaves
 
 ConfigSource = Config | Mapping[str, Any] | str | Path
 
@@ -58,10 +59,10 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
 ) -> nn.Module:
     """Shard a model in place; then use any torch optimizer over `model.parameters()`.
 
-    Rank 0 broadcasts its weights to all ranks. The backward pass averages gradients over ranks. The
-    optimizer must step each element independently of others, as torch's do except Adafactor, LBFGS and
-    Muon. One that is found not to raises EngineError at its first step over shards, before it changes any. A warning
-    names others that are not known to, unless they are declared by an attribute: `optimizer.elementwise = True`.
+    Rank 0 broadcasts its weights to all ranks. The backward pass averages gradients over ranks. An optimizer that steps
+    each element independently, as torch's do except Adafactor, LBFGS and Muon, steps shards; any other sees each parameter
+    whole, on the one rank that owns it, unless it is declared by an attribute: `optimizer.elementwise = True`. One that is known
+    to join numbers of all parameters raises EngineError at its first step, before it changes any.
 
     Args:
         model: a plain model, or one on the meta device.
@@ -111,6 +112,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         persistence_threshold = settings.zero.param_persistence_threshold
         precision = shard_precision(settings.precision)
         cast_inputs = cast_inputs or precision.compute is not None
+        mark_leaves(model, settings.zero.leaf_module)
     stage = 3 if stage is None else stage
     by_module = precision if isinstance(precision, Mapping) else {model: precision or Precision()}
     for each in by_module.values():

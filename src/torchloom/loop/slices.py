@@ -229,22 +229,23 @@ leave_alone(end_step, "it communicates")
 
 
 def call_closure_first(
-    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_always: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Call the closure of a step while parameters are whole, as torch's optimizers do before they update.
 
-    Optimizers that need a closure, such as those that call it more than once, are refused before, by their trial step.
+    Optimizers that need a closure, such as those that call it more than once, are refused before.
 
     Args:
         optimizer: of a loop.
         args: of its `step`, itself first.
         kwargs: likewise.
+        is_always: also where it steps no slices.
 
     Returns:
         The arguments with a closure that returns what the call did; None: nothing changes.
     """
     closure = next((each for each in (*args[1:], *kwargs.values()) if callable(each)), None)
-    if closure is None or not _stepped_by(optimizer):
+    if closure is None or not (is_always or _stepped_by(optimizer)):
         return None
     with torch.enable_grad():
         loss = closure()

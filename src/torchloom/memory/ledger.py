@@ -131,15 +131,12 @@ class Ledger(DispatchMode):
         return self._refreshes.get(weight, 0)
 
     def _probed(self, call: Call) -> tuple[int, tuple[int, ...]]:
-        signature = signature_of_call(call)
-        if signature is None:
-            return 0, ()
-        found = self._workspaces.known.get(signature)
-        if found is None:
-            if self._workspaces.measures:  # a call that is kept keeps its tensors alive
-                self.calls.append(call)
-            return 0, ()
-        return found.workspace_bytes, found.result_bytes
+        found = self._workspaces.of_call(call)
+        if found is not None:
+            return found.workspace_bytes, found.result_bytes
+        if self._workspaces.measures and signature_of_call(call) is not None:
+            self.calls.append(call)  # and so its tensors, which live on then
+        return 0, ()
 
 
 def storages_in(values: Sequence[Any]) -> Iterator[torch.UntypedStorage]:

@@ -22,6 +22,7 @@ from torchloom._torch.tensors import layout_hint, size_hint
 from torchloom.graph import tensors_in, value_of
 from torchloom.log import get_logger
 from torchloom.memory.measure import memory_profile, profiler_events
+from torchloom.ops.losses import chunked_loss, loss_workspace_bytes
 
 logger = get_logger(__name__)
 
@@ -58,7 +59,13 @@ class WorkspaceTable:
 
     def __call__(self, node: fx.Node) -> Probed | None:
         """Return what a node's call allocates, None where it was not probed."""
-        signature = signature_of(node)
+        return self.of_call(_call_of(node)) if node.op == "call_function" else None
+
+    def of_call(self, call: Call) -> Probed | None:
+        """Return what a call allocates, None where it was not probed."""
+        if call.target is chunked_loss:  # running it at its size is what it is there to avoid
+            return Probed(loss_workspace_bytes(*call.args), ())
+        signature = signature_of_call(call)
         return None if signature is None else self.known.get(signature)
 
     def probe(self, nodes: Iterable[fx.Node]) -> int:
@@ -160,9 +167,16 @@ def _workspaces(events: list[Any], ranges: list[Signature]) -> dict[Signature, i
 
 
 def _cuda_devices(calls: Iterable[Call]) -> list[torch.device]:
-    """Return the GPUs that calls compute on, whose random generators planning must leave as they are."""
-    tensors = (t for call in calls for t in tensors_in((*call.args, *call.kwargs.values())))
-    return list({t.device for t in tensors if t.device.type == "cuda"})
+    """Return the GPUs that calls compute on, whose random generators planning must leave as they are.
+
+    Calls that make random tensors have no operand there, and name the device.
+    """
+    found: set[torch.device] = set()
+    for call in calls:
+        values = (*call.args, *call.kwargs.values())
+        found |= {each.device for each in tensors_in(values)}
+        found |= {each for each in values if isinstance(each, torch.device)}
+    return [each for each in found if each.type == "cuda"]
 
 
 def _try(call: Call, mark: str) -> tuple[int, ...]:

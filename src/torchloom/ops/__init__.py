@@ -19,7 +19,7 @@ ranks build byte-identical graphs and share compile caches.
 from __future__ import annotations
 
 from torchloom._torch.untraced import leave_frames_alone
-from torchloom.ops import library, lowered, traced
+from torchloom.ops import library, losses, lowered, traced
 from torchloom.ops.lowered import (
     HOST,
     broadcast_,
@@ -61,4 +61,4 @@ __all__ = [
 ]
 
 # Autograd calls derivatives, also those that a forward pass takes behind a graph break.
-leave_frames_alone(library, lowered, traced)
+leave_frames_alone(library, losses, lowered, traced)

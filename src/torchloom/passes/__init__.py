@@ -11,6 +11,7 @@ from typing import Any
 
 from torchloom.graph.contract import GraphPass, PassFn
 from torchloom.passes.bucket import bucket
+from torchloom.passes.chunk_loss import chunk_loss
 from torchloom.passes.gathers import cast_gathers, dedupe_gathers, elide_copies
 from torchloom.passes.offload_activation import free_activation, free_saved, offload_activation
 from torchloom.passes.offload_parameters import offload_opt_states, offload_parameters
@@ -24,6 +25,10 @@ _ZERO, _TRANSFERS = frozenset({"zero"}), frozenset({"transfers"})
 _STAGES = frozenset({"zero1", "zero2", "zero3"})
 
 
+def _captured(fn: PassFn, **needs: Any) -> GraphPass:
+    return GraphPass(name=fn.__name__, fn=fn, stage="captured", **needs)
+
+
 def _joint(fn: PassFn, **needs: Any) -> GraphPass:
     return GraphPass(name=fn.__name__, fn=fn, stage="joint", **needs)
 
@@ -35,6 +40,7 @@ def _lowered(fn: PassFn, **needs: Any) -> GraphPass:
 PASSES: dict[str, GraphPass] = {
     each.name: each
     for each in (
+        _captured(chunk_loss),
         _joint(dedupe_gathers),
         _joint(elide_copies),
         _joint(cast_gathers),

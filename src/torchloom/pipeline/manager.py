@@ -25,6 +25,7 @@ from torchloom.graph import (
     live_bytes,
     op_counts,
     record_values,
+    taken_notes,
 )
 from torchloom.log import get_logger
 from torchloom.pipeline.keys import is_built_in
@@ -64,7 +65,10 @@ class PassManager:
             return
         self._dump(gm, name, 0, "captured")
         # Transfers are placed by lowered passes; joint ones of ours keep gradients as they are.
-        is_checked = any(each.stage == "lowered" or not is_built_in(each) for each in self.passes)
+        is_checked = any(
+            each.stage == "lowered" or (each.stage == "joint" and not is_built_in(each))
+            for each in self.passes
+        )
         captured = reductions_of(schedule_of(gm.graph)) if is_checked else None
         changed: list[str] = []
         after = graph_text(gm.graph)
@@ -72,9 +76,13 @@ class PassManager:
             before = after
             started = time.perf_counter()
             num_edits = _run_one(each, gm, context, name, before)
-            found = PassReport(each.name, name, num_edits, time.perf_counter() - started)
+            duration_s = time.perf_counter() - started
+            found = PassReport(each.name, name, num_edits, duration_s, taken_notes(gm))
             after = graph_text(gm.graph)
-            into.passes.append(found)
+            if each.stage != "captured" or num_edits or found.notes:
+                into.passes.append(
+                    found
+                )  # of code that comes from a cache nothing is told but this
             self._tell(each, found, gm, before, after)
             if after != before:
                 self._dump(gm, name, index, each.name)
@@ -87,6 +95,8 @@ class PassManager:
                 changed = []
         gm.recompile()
         kind = name.rsplit(".", 1)[-1]
+        if kind == "captured":
+            return
         for op, count in op_counts(gm.graph).items():
             if op.startswith("torchloom."):
                 into.collectives[f"{kind} {op}"] = count
@@ -131,7 +141,7 @@ def _run_one(
         num_edits = each(gm, context)
         if before is not None:
             gm.graph.lint()
-        if not is_built_in(each):
+        if not is_built_in(each) and each.stage != "captured":
             record_values(gm.graph)
     except Exception as error:  # a pass, also a user's own, may raise anything
         after = graph_text(gm.graph)

@@ -17,17 +17,28 @@ from torch import fx
 
 from torchloom._torch import aot as torch_partition
 from torchloom._torch.aot import sketching
+from torchloom._torch.tensors import size_hint
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.calls import keep_calls
 from torchloom.capture.hooks import Bodies, GraphKind
 from torchloom.capture.partition import recompute_in_calls
 from torchloom.costs.timeline import timeline
-from torchloom.graph import Choices, GraphPass, KnownValues, PassContext, split_between
+from torchloom.graph import (
+    Choices,
+    GraphPass,
+    KnownValues,
+    PassContext,
+    args_of,
+    find,
+    split_between,
+    value_of,
+)
 from torchloom.memory import (
     expanded_joint,
     micro_step,
 )
+from torchloom.ops.losses import ROWS_ARG, chunked_loss
 from torchloom.ops.regions import halves_called, known_bodies
 from torchloom.passes import PASSES
 from torchloom.passes.offload_activation import offload_named
@@ -43,6 +54,11 @@ Lower = Callable[[fx.GraphModule, GraphKind, Choices], None]
 
 OFFLOAD, SELECTIVE = "offload_activation", "selective_gather"
 """Passes that carry out a plan's choices."""
+_MOST_HALVINGS = 20
+_LEAST_ROWS = 64
+"""Products of fewer rows wait for the weights that they read."""
+_LOWER = 0.98
+"""A halving that leaves more than this of the peak is not worth its chunks."""
 _MOST_NODES = 20_000
 """Nodes of all remembered splits together; they take about 60 MB."""
 
@@ -100,7 +116,9 @@ class PlannedSplit:
         joint = torch_partition.prepare_joint(joint)
         self._bodies, self._joint_inputs = bodies, joint_inputs
         self._num_results, self._static_inputs = num_fwd_outputs, static_lifetime_input_indices
+        rows = self._fit_losses(joint)
         plan = self._plan(copy_graph_module(joint, is_sketch=True))  # trials write tags into it
+        self.report.plan = plan = replace(plan, loss_rows=rows)
         if plan.offload:
             self._offload(joint, plan.offload, plan.again)
         self.fetched = frozenset(reloaded_bytes(joint)) - frozenset(plan.pieces)
@@ -118,6 +136,38 @@ class PlannedSplit:
         self._splits.clear()
         self.tell_phase("rest")
         return plan
+
+    def _fit_losses(self, joint: fx.GraphModule) -> tuple[int, ...]:
+        """Let losses compute as few rows at a time as it takes to keep every other value; return how many each.
+
+        Fewer rows take no longer until they are few, so they come before recomputation. Where the peak lies elsewhere
+        or even few rows do not make a plan fit, the last halving that lowered the peak stands.
+        """
+        losses = find(joint.graph, chunked_loss)
+        room_bytes, pinned = self.planner.room_bytes, self.planner.pinned
+        all_rows = [size_hint(value_of(args_of(each)[0]).shape[0]) for each in losses]
+        rows, before = tuple(args_of(each)[ROWS_ARG] for each in losses), None
+        if not losses or (room_bytes is None and pinned is None):
+            return rows
+        known = () if pinned is None else [graph.loss_rows for graph in pinned.graphs]
+        for halvings in range(_MOST_HALVINGS):
+            tried = tuple(max(1, -(-each >> halvings)) for each in all_rows)
+            if known and tried not in known:
+                continue
+            for each, number in zip(losses, tried, strict=True):
+                each.update_arg(ROWS_ARG, number)
+            if known or room_bytes is None:
+                return tried
+            copy = copy_graph_module(joint, is_sketch=True)
+            peak_bytes = self._run(copy, PlanCandidate(frozenset())).peak_bytes
+            if before is not None and peak_bytes > _LOWER * before:
+                break
+            rows, before = tried, peak_bytes
+            if peak_bytes <= room_bytes - self.report.batch_bytes or max(tried) <= _LEAST_ROWS:
+                break
+        for each, number in zip(losses, rows, strict=True):
+            each.update_arg(ROWS_ARG, number)
+        return rows
 
     def _problem(self, joint: fx.GraphModule, *, may_offload: bool = True) -> PlanningProblem:
         """Return the planning problem of a joint graph, which is not changed."""

@@ -161,9 +161,10 @@ def _function_of(each: GraphPass) -> object:
 
 
 PRESETS: dict[int, tuple[str, ...]] = {
-    0: ("dedupe_gathers", "elide_copies", "place", "bucket", "prefetch"),
-    1: ("dedupe_gathers", "elide_copies", "zero1", "place", "bucket", "prefetch"),
+    0: ("chunk_loss", "dedupe_gathers", "elide_copies", "place", "bucket", "prefetch"),
+    1: ("chunk_loss", "dedupe_gathers", "elide_copies", "zero1", "place", "bucket", "prefetch"),
     2: (
+        "chunk_loss",
         "dedupe_gathers",
         "elide_copies",
         "cast_gathers",
@@ -174,6 +175,7 @@ PRESETS: dict[int, tuple[str, ...]] = {
         "prefetch",
     ),
     3: (
+        "chunk_loss",
         "dedupe_gathers",
         "elide_copies",
         "cast_gathers",

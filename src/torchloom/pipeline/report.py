@@ -31,6 +31,8 @@ class PassReport:
     graph: str
     num_edits: int
     duration_s: float
+    notes: tuple[str, ...] = ()
+    """What the pass says of the graph: why it left something as it was, say."""
 
 
 @dataclass
@@ -90,7 +92,8 @@ class GraphReport:
     @property
     def from_cache(self) -> bool:
         """Whether the compiler's caches held the woven graphs, so that no pass had to run."""
-        return self.backend == "inductor" and not self.passes and self.fallback is None
+        is_woven = any(not each.graph.endswith(".captured") for each in self.passes)
+        return self.backend == "inductor" and not is_woven and self.fallback is None
 
 
 class CompilePhase(NamedTuple):

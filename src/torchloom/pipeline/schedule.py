@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from torchloom.config.budget import parse_budget
 from torchloom.config.kinds import RefusedError
 from torchloom.errors import PassError, PassOrderError
-from torchloom.graph import GraphPass
+from torchloom.graph import STAGES, GraphPass
+from torchloom.graph.contract import Stage
 from torchloom.log import get_logger
 from torchloom.memory.measure import device_bytes
 from torchloom.passes import PASSES
@@ -36,6 +37,7 @@ logger = get_logger(__name__)
 
 PassItem: TypeAlias = "str | GraphPass | Callable[..., Any] | tuple[Any, Any]"
 """A name, a pass, a function, or a pair of one of them and a memory budget or its options."""
+_GRAPHS: Mapping[Stage, str] = {"joint": "joint graphs", "lowered": "the split graphs"}
 Schedule: TypeAlias = "Sequence[tuple[int, Sequence[PassItem]]]"
 
 
@@ -276,7 +278,7 @@ def check_order(
     """
     provided: set[str] = set()
     names: list[str] = []
-    stage_seen = "joint"
+    stage_seen = STAGES[0]
     for each in passes:
         missing = each.requires - provided
         if missing:
@@ -293,10 +295,10 @@ def check_order(
                 f"{where}passes {each.name!r} and {clash[0]!r} exclude each other: drop one "
                 f"(so far: {', '.join(names) or 'nothing'})"
             )
-        if stage_seen == "lowered" and each.stage == "joint":
+        if STAGES.index(each.stage) < STAGES.index(stage_seen):
             raise PassOrderError(
-                f"{where}pass {each.name!r} works on the joint graph and must come before "
-                f"{names[-1]!r}, which works on the split graphs"
+                f"{where}pass {each.name!r} works on the {each.stage} graph and must come before "
+                f"{names[-1]!r}, which works on {_GRAPHS[stage_seen]}"
             )
         if each.name in names:
             raise PassOrderError(f"{where}pass {each.name!r} is listed twice: keep one")
@@ -325,9 +327,9 @@ def _with_extra(
         provided = frozenset[str]().union(*(other.provides for other in chosen))
         if not each.requires <= provided or any(each.name == other.name for other in chosen):
             continue
-        stages = [other.stage for other in chosen]
-        joint = each.stage == "joint" and "lowered" in stages
-        chosen.insert(stages.index("lowered") if joint else len(chosen), each)
+        own = STAGES.index(each.stage)
+        later = (at for at, other in enumerate(chosen) if STAGES.index(other.stage) > own)
+        chosen.insert(next(later, len(chosen)), each)
     return chosen
 
 
@@ -341,7 +343,7 @@ def _in_order_of_preset(passes: tuple[GraphPass, ...], stage: int) -> tuple[Grap
     for each in passes:
         is_built_in = PASSES.get(each.name) is not None and each.name in order
         place = max(place, order[each.name]) if is_built_in else place
-        keys.append((each.stage == "lowered", order[each.name] if is_built_in else place))
+        keys.append((STAGES.index(each.stage), order[each.name] if is_built_in else place))
     return tuple(each for _, each in sorted(zip(keys, passes, strict=True), key=lambda k: k[0]))
 
 

@@ -18,6 +18,7 @@ from torchloom.backends import lookup_backend
 from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
+from torchloom.capture.unread import UNREAD, with_stand_ins
 from torchloom.costs.timeline import timeline
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Spot
@@ -86,6 +87,10 @@ class Weaving:
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, which compilers may rewrite: its equal parts as one body if that can be done."""
         self._tell_phase("trace")
+        self._manager("captured").run(
+            gm, self._context_of("inference"), f"{self.report.name}.captured", self.report
+        )
+        captured, unread = list(self.report.passes), gm.meta.get(UNREAD, {})
         outlined = (
             outline_graph(self.setup, gm, example_inputs)
             if not self.flat_because
@@ -94,9 +99,9 @@ class Weaving:
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
         if not outlined.bodies:
-            return self._lower(outlined, example_inputs)
+            return with_stand_ins(self._lower(outlined, example_inputs), unread)
         try:
-            return self._lower(outlined, example_inputs)
+            return with_stand_ins(self._lower(outlined, example_inputs), unread)
         except Exception as error:  # compilers raise anything, also of a body alone
             refusal = own_error(error)
             if is_restart(error) or not isinstance(refusal, RegionError | None):
@@ -110,11 +115,11 @@ class Weaving:
                 level, "%s: equal parts are compiled one by one: %s", self.report.name, reason
             )
         self.report.regions, self.report.flat_because = (), (*outlined.reasons, reason)
-        self.report.passes.clear()
+        self.report.passes[:] = captured
         if self.setup.planner is not None and self.report.plan is not None:
             self.setup.planner.drop(self.report.plan)
             self.report.plan = None
-        return self._lower(Outlined(gm), example_inputs)
+        return with_stand_ins(self._lower(Outlined(gm), example_inputs), unread)
 
     def _lower(self, outlined: Outlined, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph by the route that the wanted backend needs."""
@@ -252,9 +257,7 @@ class Weaving:
         spot = Spot(
             setup.book, page, setup.context.world_size, default_budget_bytes(), report.batch_bytes
         )
-        passes = [_bound(each, spot) for each in self._passes_of(stage)]
-        level = logging.INFO if setup.debug_log else logging.DEBUG
-        manager = PassManager(passes, setup.dump_dir, level)
+        manager = self._manager(stage, spot)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         spot.leave(gm, context)
         if stage == "lowered" and setup.tell is not None and _see_beyond(setup.passes):
@@ -273,6 +276,14 @@ class Weaving:
         if setup.backend == "inductor":
             own = {k: n for k, n in report.collectives.items() if k.startswith(f"{kind} ")}
             sidecar.save_collectives(self._sidecar_name(), kind, own)
+
+    def _manager(self, stage: str, spot: Spot | None = None) -> PassManager:
+        """Return what runs the passes of a stage, those of another form at a spot."""
+        passes = self._passes_of(stage)
+        if spot is not None:
+            passes = [_bound(each, spot) for each in passes]
+        level = logging.INFO if self.setup.debug_log else logging.DEBUG
+        return PassManager(passes, self.setup.dump_dir, level)
 
     def report_to(self, report: GraphReport) -> None:
         """Hand over what was reported so far; a backward that is compiled later adds its part there."""

@@ -89,6 +89,9 @@ class GraphPlan:
     """Gathers and reductions are merged up to this size, 0: not at all; None: as far as the config lets
     them, which is a bound in any case."""
 
+    loss_rows: tuple[int, ...] = ()
+    """For each loss that never makes all logits, the rows whose logits it computes at a time."""
+
     @property
     def fits(self) -> bool:
         """Whether the peak is within the budget."""
@@ -110,6 +113,7 @@ class GraphPlan:
         """Return the plan that `dataclasses.asdict` made `data` of."""
         fields: dict[str, Any] = dict(data)
         fields["decisions"] = tuple(Decision(**each) for each in data.get("decisions", ()))
+        fields["loss_rows"] = tuple(data.get("loss_rows", ()))
         fields["again"] = frozenset(data.get("again", ()))
         fields["resident"] = dict(data.get("resident", {}))
         fields["pieces"] = dict(data.get("pieces", {}))

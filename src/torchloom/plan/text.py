@@ -115,6 +115,8 @@ def _graph_lines(graph: GraphPlan, max_values: int | None) -> Iterator[str]:
         )
     if graph.prefetch_bytes is not None:
         yield f"  weights are gathered {show_bytes(graph.prefetch_bytes)} ahead of their use"
+    for rows in graph.loss_rows:
+        yield f"  a loss computes logits of {rows} rows at a time"
     totals: defaultdict[str, list[Decision]] = defaultdict(list)
     for decision in graph.decisions:
         totals[decision.action].append(decision)

@@ -20,14 +20,23 @@ from torchloom.errors import ShardError
 from torchloom.runtime.channel import Label
 
 
-def carried_by_gloo(group: dist.ProcessGroup) -> bool:
-    """Say whether gloo carries what a model sends over a group.
+def carrier_of(group: dist.ProcessGroup) -> str:
+    """Return the backend that carries what a model sends over a group.
 
     A group with a backend for each kind of device ("cpu:gloo,cuda:nccl", torch's default where there are GPUs) counts by
-    the GPUs.
+    the GPUs. Of a group whose maker named none, torch says "undefined".
     """
     backend = str(dist.get_backend(group))
-    return "gloo" in backend and not ("nccl" in backend and torch.cuda.is_available())
+    if backend == "undefined":
+        backend = dist.get_backend_config(group)
+    if "nccl" in backend and "gloo" in backend:
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    return backend
+
+
+def carried_by_gloo(group: dist.ProcessGroup) -> bool:
+    """Say whether gloo carries what a model sends over a group."""
+    return "gloo" in carrier_of(group)
 
 
 class GroupRef:
@@ -110,6 +119,19 @@ class Collectives(Protocol):
         Args:
             tensors: this rank's addends, and where the sums end up.
             scale: what each sum is multiplied by.
+            what: what this is; equal on all ranks.
+        """
+        ...
+
+    def all_to_all(
+        self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
+    ) -> Pending:
+        """Begin to send each rank its part of `sent`, and to fill `received` with what ranks send this one.
+
+        Args:
+            sent: flat, the parts for all ranks end to end, in rank order.
+            received: flat, of the same dtype: the parts from all ranks, in rank order.
+            numels: elements that rank i sends rank j, as `numels[i][j]`; equal on all ranks.
             what: what this is; equal on all ranks.
         """
         ...

@@ -230,6 +230,30 @@ class Communicator:
         self.begin("sync", results, Pending(finish), payload=sources, params=names)
         return results
 
+    def exchange(
+        self, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
+    ) -> Tensor:
+        """Send each rank of the shard group its part of a flat tensor, and return what this one is sent.
+
+        Args:
+            sent: the parts for all ranks end to end, in rank order.
+            numels: elements that rank i sends rank j, as `numels[i][j]`; equal on all ranks.
+            what: the parts are, such as "gradients to owners".
+            names: of the parameters; ranks whose names differ get an error.
+
+        Returns:
+            The parts from all ranks end to end, in rank order.
+        """
+        received = sent.new_empty(sum(row[self.rank] for row in numels))
+        num_bytes = sent.element_size() * sum(map(sum, numels))
+        labelled = label(what, names, sent.dtype, num_bytes, self.model)
+        self._count([sent])
+        pending = self.shard.all_to_all(sent, received, numels, labelled)
+        if events.is_heard():
+            pending = _told("exchange", [sent], pending, tuple(names))
+        pending.finish()
+        return received
+
     def wait(self, results: Sequence[Tensor]) -> None:
         """Block until the results of one `begin_*` call hold their values.
 
@@ -253,16 +277,21 @@ class Communicator:
             if collectives is not None:
                 collectives.meet(label(op, names, model=self.model))
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by those of the first rank of all groups, in place."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Replace tensors by those of one rank, in place, on all ranks.
+
+        Args:
+            tensors: of one size on all ranks.
+            source: rank in the shard group of the first copy of the weights.
+        """
         sizes = [f"a tensor of {tensor.numel()} {tensor.dtype}" for tensor in tensors]
-        self.meet("weights from the first rank", sizes)
-        for group in (self.shard_group, self.replicate_group):
+        self.meet(f"tensors from rank {source}" if source else "weights from the first rank", sizes)
+        for group, first in ((self.shard_group, source), (self.replicate_group, 0)):
             if group is None or group.size == 1:
                 continue
             for tensor in tensors:
                 if tensor.numel():
-                    dist.broadcast(tensor, group=group(), group_src=0)
+                    dist.broadcast(tensor, group=group(), group_src=first)
 
     def gather_small(self, tensor: Tensor, what: str) -> Tensor:
         """Return the flat tensors of all ranks that share one copy, one a row."""

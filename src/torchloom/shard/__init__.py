@@ -13,6 +13,7 @@ from torchloom.shard import (
     classes,
     direct_uses,
     gather,
+    leaf_modules,
     optimizer_states,
     parameter,
     regather,
@@ -31,6 +32,7 @@ from torchloom.shard.layout import (
     default_threshold,
     plan_layout,
 )
+from torchloom.shard.leaf_modules import leaf
 from torchloom.shard.meta import on_meta
 from torchloom.shard.optimizer_states import full_optimizer_state_dict, whole_states
 from torchloom.shard.parameter import local_shard
@@ -69,6 +71,7 @@ __all__ = [
     "keep_hook",
     "known_params",
     "layout_of",
+    "leaf",
     "living_layouts",
     "local_shard",
     "look_at_backward",
@@ -91,6 +94,7 @@ leave_frames_alone(
     direct_uses,
     classes,
     gather,
+    leaf_modules,
     optimizer_states,
     parameter,
     regather,

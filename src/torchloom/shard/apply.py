@@ -24,6 +24,7 @@ from torchloom.shard.admit import recomputed
 from torchloom.shard.classes import sharded_class
 from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.layout import Layout, Mode, ParamSpec, param_of
+from torchloom.shard.leaf_modules import Weight, leaves_of, weights_of
 from torchloom.shard.parameter import hold_part, hold_whole, is_shard, refused_collective
 from torchloom.shard.regather import attach
 from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
@@ -318,6 +319,7 @@ def _restore_classes(modules: dict[str, nn.Module]) -> None:
         if original is not None:
             module.__class__ = original
             del module.__dict__["_loom_names"], module.__dict__["_loom_layout"]
+            module.__dict__.pop("_loom_leaf", None)
 
 
 def _swap_classes(modules: dict[str, nn.Module], layout: Layout) -> None:
@@ -327,6 +329,11 @@ def _swap_classes(modules: dict[str, nn.Module], layout: Layout) -> None:
         for owner in spec.owners:
             if not is_plain:
                 by_module.setdefault(owner.module, {})[owner.attr] = spec
+    leaves: dict[str, list[Weight]] = {}
+    for path in leaves_of(modules[""]) if layout.num_ranks > 1 else ():
+        if weights := weights_of(path, modules, layout):
+            leaves[path] = weights
+            by_module.setdefault(path, {})
     for path, specs in by_module.items():
         module = modules[path]
         if isinstance(module, torch.jit.ScriptModule):
@@ -336,7 +343,14 @@ def _swap_classes(modules: dict[str, nn.Module], layout: Layout) -> None:
             )
         module.__dict__["_loom_names"] = {attr: spec.name for attr, spec in specs.items()}
         module.__dict__["_loom_layout"] = layout
-        module.__class__ = sharded_class(type(module), specs, layout.handle)
+        if path in leaves:
+            if "forward" in module.__dict__:
+                raise ShardError(
+                    f"the leaf module {path!r} has a forward of its own beside that of its class, which would not gather "
+                    "its weights: put it into the class"
+                )
+            module.__dict__["_loom_leaf"] = leaves[path]
+        module.__class__ = sharded_class(type(module), specs, layout.handle, is_leaf=path in leaves)
 
 
 def _say_what_happened(layout: Layout) -> None:

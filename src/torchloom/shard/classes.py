@@ -21,6 +21,7 @@ from torchloom._torch import modes
 from torchloom.errors import ShardError
 from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
+from torchloom.shard.leaf_modules import HELD, leaf_forward
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
 from torchloom.shard.writes import WRITES, Memo, WeightCopy, in_module_call, weight_copy
 
@@ -28,7 +29,7 @@ _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}
 
 
 def sharded_class(
-    base: type[nn.Module], specs: Mapping[str, ParamSpec], handle: str
+    base: type[nn.Module], specs: Mapping[str, ParamSpec], handle: str, *, is_leaf: bool = False
 ) -> type[nn.Module]:
     """Return the subclass of `base` whose properties gather the parameters in `specs`.
 
@@ -36,15 +37,18 @@ def sharded_class(
         base: the module's own class.
         specs: facts by local parameter name.
         handle: communicator that the gathers name.
+        is_leaf: whether its calls gather all that is in it.
     """
     facts = tuple((attr, _facts(spec)) for attr, spec in sorted(specs.items()))
-    key = (base, facts, handle)
+    key = (base, facts, handle, is_leaf)
     if key not in _CLASSES:
         body: dict[str, Any] = {
             attr: property(_getter(attr, spec, handle)) for attr, spec in specs.items()
         }
         if issubclass(base, nn.RNNBase):
             body["_flat_weights"] = property(_rnn_weights, _ignore)
+        if is_leaf:
+            body["forward"] = leaf_forward(base.forward)
         body[ORIGINAL] = base
         body["register_parameter"] = _register_parameter
         body["__delattr__"] = _delattr
@@ -92,7 +96,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         weight = self._parameters[attr]
         if is_given(weight):  # by torch.func.functional_call; its gradient is nobody else's
             return weight.to(dtype)
-        return _handed_out(make, self, self._loom_names[attr], weight if is_whole else None)
+        return _handed_out(make, self, attr, weight if is_whole else None)
 
     if not spec.is_tied or spec.mode == "whole":
         return noted
@@ -108,11 +112,15 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
 
 
 def _handed_out(
-    make: Callable[[Any], Tensor], module: Any, name: str, param: nn.Parameter | None
+    make: Callable[[Any], Tensor], module: Any, attr: str, param: nn.Parameter | None
 ) -> Tensor:
     """Return a weight as its module gives it: to compiled code, inside of an eager forward, or outside of any."""
     if torch.compiler.is_compiling():
         return make(module)
+    held = HELD.get(id(module._parameters[attr]))
+    if held is not None:
+        return held
+    name = module._loom_names[attr]
     if WRITES.is_open or modes.transform_level() is not None or in_module_call():
         return WRITES.note(make(module), name)
     with POSITION.gathering("outside of a forward"):

@@ -3,6 +3,9 @@
     optimizer.state_dict()         gathers: each state has the shape of its whole parameter
     optimizer.load_state_dict(d)   cuts: each rank keeps its shard of what d holds
 
+A parameter that one rank owns, as its optimizer must see it whole, has its states there: all ranks are given them,
+and the owner alone keeps what is loaded.
+
 torch's hooks of an optimizer do both, so a framework's own file of optimizer states is that of a run without
 sharding, and loads on any number of ranks.
 """
@@ -10,7 +13,7 @@ sharding, and loads on any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -24,6 +27,28 @@ from torchloom.shard.roots import divided_by_id
 from torchloom.shard.shard_tensor import ShardTensor, as_shard_tensor, local_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import gather_shard, is_local, state_dict_mode
+
+
+class Owners(Protocol):
+    """Who steps which parameters of one optimizer whole; see `loop.ownership`."""
+
+    def owns(self, param: Tensor) -> bool | None:
+        """Say whether this rank is the owner; None of a parameter that each rank steps itself."""
+        ...
+
+    def states(self, keep: Callable[[Any], Any]) -> dict[int, dict[str, Any]]:
+        """Return the states of owned parameters, from their owners, by the id of the parameter. All ranks must call."""
+        ...
+
+
+_FIND: list[Callable[[Optimizer], Owners]] = []
+"""Finds the owners of an optimizer's parameters."""
+
+
+def find_owners_by(find: Callable[[Optimizer], Owners]) -> None:
+    """Set the function that finds the owners of an optimizer's parameters."""
+    _FIND[:] = [find]
+
 
 _HOLDS_WHOLE: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Optimizers that have the hooks."""
@@ -119,11 +144,17 @@ def _with_whole(
     """
     states = {index: dict(state) for index, state in state_dict["state"].items()}
     sharded = {index: (layout, spec) for index, layout, spec in _sharded(optimizer, state_dict)}
+    owned = _owned(optimizer, state_dict)
+    for index in owned:
+        states.pop(index, None)
     for index, state in states.items():
         for key, value in state.items():
             if index in sharded and isinstance(value, Tensor):
                 value = _gather(value, key, *sharded[index])
             state[key] = keep(value)
+    if owned:
+        found = _FIND[0](optimizer).states(keep)
+        states |= {index: found[id(param)] for index, param in owned.items() if id(param) in found}
     return {**state_dict, "state": states}
 
 
@@ -132,16 +163,39 @@ def _cut_given(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, An
     for index, layout, spec in _sharded(optimizer, state_dict):
         if index in states:
             states[index] = _cut_all(states[index], layout, spec)
+    for index, param in _owned(optimizer, state_dict).items():
+        if not _FIND[0](optimizer).owns(param):
+            states.pop(index, None)
     return {**state_dict, "state": states}
 
 
 def cut_held(optimizer: Optimizer) -> None:
-    """Cut whole states that an optimizer made or loaded before it stepped shards or slices."""
+    """Cut whole states that an optimizer made or loaded before it stepped shards or slices; owners keep theirs."""
     found = divided_by_id()
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if id(param) in found and param in optimizer.state:
-                optimizer.state[param].update(_cut_all(optimizer.state[param], *found[id(param)]))
+            state = optimizer.state.get(param)
+            if id(param) not in found or not state:
+                continue
+            layout, spec = found[id(param)]
+            owns = _FIND[0](optimizer).owns(param) if _FIND else None
+            if owns is None:
+                state.update(_cut_all(state, layout, spec))
+            elif not owns:
+                del optimizer.state[param]
+
+
+def _owned(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> dict[Any, Tensor]:
+    """Return the parameters that one rank steps for all, by their place in a state dict."""
+    if not _FIND:
+        return {}
+    owners = _FIND[0](optimizer)
+    return {
+        index: param
+        for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False)
+        for param, index in zip(group["params"], packed["params"], strict=False)
+        if owners.owns(param) is not None
+    }
 
 
 def _cut_all(state: Mapping[str, Any], layout: Layout, spec: ParamSpec) -> dict[str, Any]:
@@ -181,9 +235,11 @@ def _sharded(
     optimizer: Optimizer, state_dict: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Layout, ParamSpec]]:
     """Yield index, layout and facts of each shard that an optimizer steps, in its order."""
-    found = divided_by_id()
+    found, owned = divided_by_id(), _owned(optimizer, state_dict)
     for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
         for param, index in zip(group["params"], packed["params"], strict=False):
+            if index in owned:
+                continue
             if id(param) in found:
                 yield index, *found[id(param)]
             elif is_shard(param):

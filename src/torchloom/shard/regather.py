@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -47,6 +47,29 @@ class GatherCall(NamedTuple):
     wire_dtype: torch.dtype
     handle: str
     param: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Names the weight in this process."""
+        return self.handle, self.param
+
+    def gathered(self) -> Tensor:
+        """Gather the weight again, or take it from those that were gathered ahead."""
+        if self.key in AHEAD:
+            return AHEAD[self.key]
+        with torch.no_grad():
+            return ops.gather(
+                self.shard.detach(),
+                list(self.shape),
+                self.dtype,
+                self.wire_dtype,
+                self.handle,
+                self.param,
+            )
+
+
+AHEAD: dict[tuple[str, str], Tensor] = {}
+"""Weights, by `GatherCall.key`, that a backward pass has gathered before an operator asked for them."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +189,12 @@ class LiveGathers:
 
         return run
 
+    def calls_of(self, weights: Iterable[Tensor]) -> list[GatherCall]:
+        """Return how to make weights again that autograd would save as shards now."""
+        if not _is_ours(top_saved_tensors_hooks()):
+            return []
+        return [view.call for view in map(self.shard_of, weights) if view is not None]
+
     def shard_of(self, tensor: Tensor) -> _View | None:
         """Return how to make a tensor again, if it is a weight that was gathered in this pass."""
         if not self._by_address or tensor.layout is not torch.strided or not tensor.numel():
@@ -198,17 +227,8 @@ class _Hooks:
         if not isinstance(saved, _View):
             assert self.outer is not None, "others' hooks made it"
             return self.outer[1](saved)
-        call = saved.call
         with torch.no_grad():
-            weight = ops.gather(
-                call.shard.detach(),
-                list(call.shape),
-                call.dtype,
-                call.wire_dtype,
-                call.handle,
-                call.param,
-            )
-            return saved.into(weight)
+            return saved.into(saved.call.gathered())
 
 
 def _is_ours(hooks: tuple[Any, Any] | None) -> bool:

@@ -282,6 +282,8 @@ def _compiled(
     loss: Callable[..., Tensor] | None,
 ) -> _Compiled:
     """Shard, build and capture a step."""
+    if optimizer is None and settings.optimizer is not None and settings.optimizer.name == "muon":
+        raise _owned("Muon")
     num_params = sum(param.numel() for param in module.parameters())
     layout = plan_layout(
         module,
@@ -303,8 +305,9 @@ def _compiled(
             optimizer or (None if settings.optimizer else _adamw),
             None,
             local,
-            settings.zero.stage,
         )
+        if local.ownership is not None and local.ownership.units:
+            raise _owned(type(made).__name__)
         description = describe_step(
             settings,
             CompileCall(name="torchloom.simulate"),
@@ -327,6 +330,13 @@ def _compiled(
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
     return _Compiled(step, module, layout, num_params)
+
+
+def _owned(kind: str) -> PlanError:
+    return PlanError(
+        f"{kind} steps parameters whole on the ranks that own them, whose memory is not simulated: "
+        "simulate with an optimizer that is elementwise, such as AdamW"
+    )
 
 
 def _adamw(params: Any) -> Optimizer:

@@ -116,6 +116,8 @@ class CompileCall:
     """Passes by name."""
     name: str = "engine.compile()"
     """What the user called, for messages."""
+    reads_logits: bool = False
+    """Whether the loop may read what a model returns beside its loss."""
 
 
 def describe_step(
@@ -154,12 +156,20 @@ def describe_step(
     options_of_passes = joined_options(  # the last one wins
         derived_options(layout, chosen, network),
         {"cast_gathers": {"params": cast_params(config.precision, model, layout)}},
+        {
+            "chunk_loss": {
+                "returns_stand_ins": options.chunk_loss == "always" or not call.reads_logits
+            }
+        },
         sizes_within(options.pass_options, network),
     )
+    disabled = options.disable_passes
+    if options.chunk_loss == "never":
+        disabled = (*disabled, "chunk_loss")
     resolver = Resolver(
         layout.stage,
         call.registry,
-        options.disable_passes,
+        disabled,
         total_bytes,
         options.extra_passes,
         options_of_passes,

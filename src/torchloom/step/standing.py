@@ -14,6 +14,7 @@ from torchloom.log import get_logger
 from torchloom.memory import WorkspaceTable, distinct_bytes, optimizer_peak
 from torchloom.plan import HostStates
 from torchloom.runtime.host import is_on_host
+from torchloom.shard.leaf_modules import leaf_bytes
 
 logger = get_logger(__name__)
 
@@ -93,6 +94,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         workspaces: what operators of the optimizer's step allocate for themselves.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
+    own_bytes += leaf_bytes(model)  # they run between graphs
     if optimizer is not None and (may_wait.states or not optimizer.state):
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from serve.models import BATCH, Kinds, Stack, made
 from torchloom.errors import ArtifactError, ContractError, ServeError
-from torchloom.serve import Contract, Program, Store, build, load, tensor
-from torchloom.serve.call.stitching import Ref, Step, Stitching
+from torchloom.serve import Contract, Program, build, load, tensor
 
 ROWS = Contract({"x": (BATCH, 16)})
 
@@ -115,23 +112,6 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_damaged_text_is_refused_and_names_the_file(tmp_path):
-    build(Kinds("computes").eval(), ROWS, store=tmp_path)
-    (text,) = Path(tmp_path, "objects").rglob("*.py")
-    text.write_text(text.read_text().replace("torch", "torture"))
-    with pytest.raises(ArtifactError, match=rf"{text.name} is damaged"):
-        load(Store(tmp_path), Kinds("computes").eval())
-
-
-def test_random_numbers_are_drawn_anew_by_each_call():
-    program = build(Kinds("draws").eval(), ROWS, check="off")
-    x = torch.zeros(4, 16)
-    with torch.no_grad():
-        one, other = program(x), program(x)
-    assert not torch.equal(one, other)
-    assert 0 <= float(one.min()) < float(one.max()) < 1
-
-
 def test_calls_and_builds_under_autocast_are_refused():
     model = Kinds("computes").eval()
     program = build(model, ROWS, backend="eager")
@@ -153,30 +133,3 @@ def test_another_default_dtype_is_a_miss(tmp_path):
             load(tmp_path, model)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def test_a_piece_frees_what_it_takes_last():
-    alive: list[bool] = []
-
-    def first(args: list[Tensor]) -> tuple[Tensor]:
-        (x,) = args
-        return (x + 1,)
-
-    def second(args: list[Tensor]) -> tuple[Tensor]:
-        (x,) = args
-        args.clear()
-        watched = weakref.ref(x)
-        y = x * 2
-        del x
-        alive.append(watched() is not None)
-        return (y,)
-
-    def third(x: Tensor) -> tuple[Tensor]:
-        return (x,)
-
-    for call in (first, second):
-        call.boxed = call
-    steps = (Step(0, (Ref(0),), (1,)), Step(1, (Ref(1),), (2,)), Step(2, (Ref(2),), (3,)))
-    stitched = Stitching(1, steps, (Ref(3),)).function([first, second, third])
-    assert torch.equal(stitched(torch.ones(2))[0], torch.full((2,), 4.0))
-    assert alive == [False]

@@ -8,7 +8,6 @@ import torch
 from serve.models import SEEN, Plain, look, made, rows
 from torchloom.errors import ServeError
 from torchloom.serve import build, counter
-from torchloom.serve.builder.pieces.inductor_options import resolved, spelled
 
 
 def test_level_0_compiles_nothing_and_level_1_no_sizes():
@@ -37,11 +36,3 @@ def test_passes_of_ones_own_run_by_function_or_name(given, tmp_path):
     build(made(Plain), rows(), options=options, store=tmp_path)
     with counter.expect(num_loads=1, num_traces=0):
         build(made(Plain), rows(), options=options, store=tmp_path)
-
-
-def test_a_pass_has_a_stable_name():
-    one, two = (spelled(resolved({"post_grad_custom_post_pass": look})) for _ in range(2))
-    assert one == two
-    assert "look" in one["post_grad_custom_post_pass"]
-    with pytest.raises(ServeError, match="cannot be imported"):
-        resolved({"post_grad_custom_post_pass": "no.such:thing"})

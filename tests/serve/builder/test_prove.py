@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from torchloom.pieces.symbols import SizeGuard, size_guards, where_of
-from torchloom.serve.builder.prove import cuts, prove, show_sizes
+from torchloom.pieces.symbols import SizeGuard, where_of
+from torchloom.serve.builder.prove import cuts, prove
 from torchloom.serve.contract.dims import Dim
 
 
@@ -25,24 +23,6 @@ def test_paths_that_torch_cut_are_whole_again(tmp_path):
     known = "_dynamo/guards.py"
     assert where_of(line(known)) == line(known)
     assert where_of(line("nowhere/model.py")) == line("nowhere/model.py")
-
-
-def test_one_size_is_tried_in_full():
-    dim = Dim("n", 1, 1000)
-    (verdict,) = prove([guard("<size 9> % 7 != 3", lambda n: n % 7 != 3, 9)], [dim], {"n": 9})
-    assert verdict.is_exhaustive
-    assert [sizes["n"] for sizes in verdict.failing] == [n for n in range(1, 1001) if n % 7 == 3]
-    assert verdict.guard == "n % 7 != 3"
-    assert verdict.where == "model.py:3"
-
-
-def test_two_sizes_are_tried_together():
-    dims = [Dim("a", 1, 20), Dim("b", 1, 30)]
-    (verdict,) = prove(
-        [guard("a * b < 500", lambda a, b: a * b < 500, 8, 9)], dims, {"a": 8, "b": 9}
-    )
-    assert verdict.is_exhaustive
-    assert len(verdict.failing) == sum(a * b >= 500 for a in range(1, 21) for b in range(1, 31))
 
 
 def test_many_combinations_are_sampled_and_the_verdict_says_so():
@@ -80,21 +60,3 @@ def test_cuts_are_where_an_answer_changes():
         {"n": 9},
     )
     assert cuts(verdicts, dim) == [2, 4]
-
-
-def test_sizes_are_shown_as_ranges():
-    assert show_sizes([{"n": n} for n in (1, 2, 3, 9)]) == "n 1 to 3, 9"
-    assert show_sizes([{"n": n} for n in range(0, 40, 2)]).endswith("and 12 more ranges")
-    assert show_sizes([{"a": 1, "b": 2}]) == "a 1, b 2"
-
-
-def test_guards_of_a_function_on_symbols():
-    def fn(x):
-        if x.shape[0] // 2 > 3:
-            return x * 2
-        return x
-
-    guards = size_guards(fn, [torch.ones(9, 4)], {}, [[True, False]])
-    (verdict,) = [v for v in prove(guards, [Dim("n", 1, 20)], {"n": 9}) if not v.holds]
-    assert [sizes["n"] for sizes in verdict.failing] == list(range(1, 8))
-    assert "test_prove.py" in verdict.where

@@ -33,7 +33,6 @@ BY_SIZE = {
     "remainder": lambda x: x * 5 if x.shape[0] % 12 == 0 else x,
     "range": lambda x: x * 5 if 30 < x.shape[0] <= 37 else x,
     "cached function": lambda x: x * factor(x.shape[0]),
-    "number without a branch": lambda x: x * (1 + (x.shape[0] % 12) // 11),
 }
 
 
@@ -53,7 +52,6 @@ def test_the_line_and_the_sizes_are_named():
 
 BY_VALUES = {
     "all": lambda x: torch.where((x > 5).all(), x, -x),
-    "count": lambda x: x * ((x > 5).sum() > 40),
     "vmap": lambda x: torch.vmap(lambda c: c * (c > 5).all(), 1, 1)(x),
     "condition": lambda x: torch.cond((x > 5).all(), lambda x: x * 2, lambda x: x * 3, (x,)),
 }
@@ -101,13 +99,10 @@ def test_models_that_work_within_rows_are_padded():
 
 
 WITHIN = {
-    "branch between buckets": lambda x: x * 2 if x.shape[0] > 8 else x * 3,
     "first row": lambda x: x + x[0] + x[:1] + x.select(0, 0) + x.narrow(0, 0, 1),
     "places": lambda x: x + torch.arange(x.shape[0])[:, None],
     "convolution": lambda x: nn.functional.conv1d(x[:, None], torch.ones(16, 1, 3)).sum(1),
     "vmap": lambda x: torch.vmap(lambda row: row.softmax(0))(x),
-    "condition": lambda x: torch.cond(torch.ones(()) > 0, lambda x: x * 2, lambda x: x * 3, (x,)),
-    "unused": lambda x: (x.sum(0), x + 1)[1],
 }
 
 

@@ -75,18 +75,6 @@ def test_code_of_other_sizes_is_not_taken_for_that_of_these():
             torch.testing.assert_close(program(x), model(x), atol=1e-2, rtol=1e-2)
 
 
-def test_gradients_flow_around_what_has_none():
-    model = stacked("no_grad", 3)
-    program = build(
-        model, Contract({"input": tensor(Dim("rows", 2, 8), 8)}, grad="grad"), backend="eager"
-    )
-    found, wanted = (
-        torch.autograd.grad(each(torch.ones(4, 8)).sum(), model.parameters())
-        for each in (program, model)
-    )
-    torch.testing.assert_close(found, wanted)
-
-
 def test_what_a_build_that_fails_has_entered_it_leaves():
     before = state()
 
@@ -100,19 +88,6 @@ def test_what_a_build_that_fails_has_entered_it_leaves():
         build(stacked("vmap", 2), Contract({"input": tensor(4, 8)}, grad="grad"), backend=failing)
     assert state() == before
     torch.randn(2)
-
-
-def test_an_operator_within_a_transform_splits_nothing():
-    with torch.no_grad(), pytest.raises(ServeError, match="a transform of"):
-        build(Autocast().eval(), Contract({"x": tensor(4, 8)}), splitting_ops=["aten::mm"])
-
-
-class Autocast(nn.Module):
-    """Calls an operator within autocast."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.ops.aten.mm(x, x.t()) + 1
 
 
 @pytest.mark.parametrize("kind", ["vmap", "no_grad"])

@@ -6,12 +6,15 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 import torch
 
 from serve.models import BATCH, Attending, Plain, made, rows
+from support.gpu import gpu
 from torchloom.errors import ContractError, ServeError
 from torchloom.serve import Contract, build, counter, load, tensor
 from torchloom.serve.call.cuda_graphs import Pool, Recorded
@@ -63,27 +66,6 @@ def tape(monkeypatch) -> None:
     monkeypatch.setattr("torchloom.serve.call.cuda_graphs.CudaRecording", Tape)
     Tape.made, Tape.replayed, Tape.pause_s, Tape.forgets, Tape.pools = 0, 0, 0.0, False, []
     Tape.scribbles, Tape.sizes, Tape.others, Tape.num_at_work = False, [], weakref.WeakSet(), 0
-
-
-def test_a_recording_per_size_and_results_of_their_own():
-    weight = torch.randn(4, 4)
-    recorded = Recorded(lambda w, x: (x @ w,), fixed={0})
-    with counter.expect(num_recorded=2):
-        first = recorded(weight, torch.ones(2, 4))[0]
-        second = recorded(weight, torch.full((2, 4), 3.0))[0]
-        recorded(weight, torch.ones(3, 4))
-    torch.testing.assert_close(second, first * 3)
-    assert Tape.made == 2
-    assert Tape.replayed == 3
-
-
-def test_weights_are_read_where_they_are():
-    weight = torch.ones(4, 4)
-    recorded = Recorded(lambda w, x: (x @ w,), fixed={0})
-    x = torch.ones(2, 4)
-    recorded(weight, x)
-    weight.mul_(2)
-    assert torch.equal(recorded(weight, x)[0], torch.full((2, 4), 8.0))
 
 
 @pytest.mark.parametrize("how", ["full", "pieces"])
@@ -170,14 +152,15 @@ CACHE = Contract(
 )
 
 
-@pytest.mark.parametrize("how", ["full", "pieces"])
-def test_caches_are_written_where_they_are(how):
+def call_with_caches(device: str, how: str) -> int:
+    """Serve steps that write to two caches in turn; return how many recordings were made."""
     model = made(Caching)
-    program = build(model, CACHE, sizes=[2], backend="eager", cuda_graphs=how)
-    Tape.made = 0
-    caches = [torch.zeros(64, 16), torch.ones(64, 16)]
-    wanted = [cache.clone() for cache in caches]
-    with torch.no_grad():
+    specs = {name: replace(each, device=torch.device(device)) for name, each in CACHE.tensors()}
+    program = build(model, Contract(specs), sizes=[2], backend="eager", cuda_graphs=how)
+    before = counter.num_recorded
+    with torch.no_grad(), torch.device(device):
+        caches = [torch.zeros(64, 16), torch.ones(64, 16)]
+        wanted = [cache.clone() for cache in caches]
         for step in range(6):
             cache, mine = caches[step % 2], wanted[step % 2]
             x, place = torch.randn(2, 16), torch.tensor([step, step + 9])
@@ -185,7 +168,64 @@ def test_caches_are_written_where_they_are(how):
             torch.testing.assert_close(total, model(x, place, mine)[0])
             assert found.data_ptr() == cache.data_ptr()
             assert torch.equal(cache, mine)
-    assert Tape.made == 2  # one for each cache
+    return counter.num_recorded - before
+
+
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_caches_are_written_where_they_are(how):
+    assert call_with_caches("cpu", how) == 2  # one for each cache
+
+
+@gpu
+@pytest.mark.parametrize("how", ["full", "pieces"])
+def test_caches_on_a_device(how, monkeypatch):
+    monkeypatch.undo()
+    assert call_with_caches("cuda", how) == 2
+
+
+def test_a_cache_that_fills_the_device_is_recorded(monkeypatch):
+    """What it held before the warm-up is kept on the host, where the device has no room for a second one."""
+    clone = torch.Tensor.clone
+
+    def full(tensor, **options):
+        if tensor.shape == (64, 16):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return clone(tensor, **options)
+
+    recorded = Recorded(lambda x, cache: (cache.add_(x),), fixed=(), written={1})
+    # `.cpu()` of a tensor that is there already is that tensor, which the warm-up writes to.
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor + 0)
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    cache = torch.zeros(64, 16)
+    recorded(torch.ones(()), cache)
+    assert torch.equal(cache, torch.ones(64, 16))
+
+
+def test_each_device_records_on_a_stream_of_its_own(monkeypatch):
+    """torch's default stream for recordings is one of whichever device was recorded first."""
+    found, entered = [], []
+
+    @contextmanager
+    def graph(noted, *, pool, stream, capture_error_mode):
+        found.append((noted, stream, capture_error_mode))
+        yield
+
+    @contextmanager
+    def on(device):
+        entered.append(str(device))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 1)
+    for index in (0, 1, 0):
+        pool = Pool(torch.device("cuda", index))
+        with pool.capturing(Tape(pool), index):
+            pass
+    assert entered == ["cuda:0", "cuda:1", "cuda:0"]
+    assert found == [(index, f"stream of cuda:{index}", "thread_local") for index in (0, 1, 0)]
 
 
 def test_too_many_caches_run_without_recordings_and_say_so(caplog):
@@ -290,28 +330,6 @@ def test_programs_of_one_process_share_a_pool_take_turns_and_leave_results_alone
     assert Tape.replayed > 30
 
 
-def test_eager_calls_leave_recordings_alone():
-    counting, plain = made(Counting), made(Counting)
-    program = build(counting, rows(), sizes=[4], backend="eager", cuda_graphs="full")
-    x = torch.ones(4, 16)
-    with torch.no_grad():
-        program.warm_up()
-        Tape.made = Tape.replayed = 0
-        for call in (program.eager, program, program.eager, program):
-            assert torch.equal(call(x), plain(x))
-    assert (Tape.made, Tape.replayed) == (0, 2)
-
-
-def test_a_build_leaves_recordings_of_other_programs():
-    caching = build(made(Caching), CACHE, sizes=[2], backend="eager", cuda_graphs="full")
-    call = (torch.randn(2, 16), torch.tensor([0, 1]), torch.zeros(64, 16))
-    with torch.no_grad():
-        caching(*call)
-        build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
-        with counter.expect(num_recorded=0):
-            caching(*call)
-
-
 def test_a_pool_whose_recordings_are_gone_is_not_used_again(monkeypatch):
     """torch frees a pool with its last graph, and fails an assertion where a graph is recorded into it later."""
     numbers = iter(range(9))
@@ -353,8 +371,7 @@ def test_without_a_device_it_is_an_error(monkeypatch):
         build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@gpu
 def test_on_a_device(monkeypatch):
     monkeypatch.undo()
     from torchloom.serve import Contract, Dim, tensor
@@ -366,24 +383,3 @@ def test_on_a_device(monkeypatch):
         for n in (1, 8, 64, 8):
             x = torch.randn(n, 16, device="cuda")
             torch.testing.assert_close(program(x), model(x), atol=1e-3, rtol=1e-3)
-
-
-def test_threads_take_turns():
-    """Each thread gets the results of its own arguments: recordings have one place for them."""
-    program = build(made(Plain), rows(), sizes=[4], backend="eager", cuda_graphs="full")
-    model = made(Plain)
-    Tape.pause_s = 0.002
-    inputs = [torch.randn(4, 16) for _ in range(4)]
-    found: list[bool] = []
-
-    def serve(number: int) -> None:
-        with torch.no_grad():
-            wanted = model(inputs[number])
-            found.extend(torch.allclose(program(inputs[number]), wanted) for _ in range(20))
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 80

@@ -9,9 +9,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from serve.models import BATCH, Plain, made, rows
+from serve.models import Plain, made, rows
 from torchloom.errors import ContractError
-from torchloom.serve import Contract, build
+from torchloom.serve import build
 
 X = torch.ones(3, 16)
 
@@ -77,15 +77,3 @@ def test_a_default_device_is_none_of_them_as_long_as_it_is_the_same(programs):
             made_under = build(model, rows(), backend="eager")
             torch.testing.assert_close(made_under(X), model(X))
         torch.testing.assert_close(made_under(X), model(X))
-
-
-def test_a_model_that_makes_tensors_asks_for_the_device():
-    class Fills(torch.nn.Module):
-        def forward(self, x):
-            return x + torch.ones(4)
-
-    with torch.no_grad():
-        program = build(Fills().eval(), Contract({"x": (BATCH, 4)}), backend="eager")
-        assert torch.equal(program(torch.zeros(3, 4)), torch.ones(3, 4))
-        with torch.device("meta"), pytest.raises(ContractError, match="default device is meta"):
-            program(torch.zeros(3, 4, device="cpu"))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from serve.models import BATCH, Blocks
+from serve.models import Blocks
 from torchloom.errors import ContractError, ProofError, ServeError
-from torchloom.serve import Contract, Dim, build, load, number, support_torch_compile, tensor
+from torchloom.serve import Contract, Dim, build, load, number, tensor
 from torchloom.serve.contract.box import Box
 
 SMALL = Dim("batch", 1, 8)
@@ -50,14 +50,6 @@ def test_sizes_that_follow_are_whole_numbers_times_and_plus():
             wrong()
     with pytest.raises(ContractError, match="it may be -1"):
         tensor(SMALL - 2)
-
-
-def test_hints_are_unlike_each_other_with_what_follows_from_them():
-    dims = [Dim("a", 1, 8), Dim("b", 1, 16)]
-    derived = (2 * dims[0], dims[0] + 8)
-    hints = Box.of(dims).hints(derived)
-    sizes = [*hints.values(), *(each.of(hints["a"]) for each in derived)]
-    assert len(set(sizes)) == len(sizes)
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -117,23 +109,6 @@ def test_a_size_may_be_given_by_what_follows_from_it():
             program(torch.randn(12, 3))
 
 
-def test_decorated_classes_take_steps_and_what_follows():
-    @support_torch_compile(
-        dynamic_arg_dims={"x": {0: SMALL, 1: LENGTH}, "pairs": {0: 2 * SMALL, 1: LENGTH}},
-        backend="eager",
-    )
-    class Decorated(Blocks):
-        def forward(self, x, pairs):
-            return super().forward(x, pairs)
-
-    model, plain = Decorated().eval(), Blocks().eval()
-    plain.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        for rows, length in ((8, 96), (3, 40)):
-            args = torch.randn(rows, length), torch.randn(2 * rows, length)
-            torch.testing.assert_close(model(*args), plain(*args))
-
-
 class Shifted(nn.Module):
     """Takes a whole number and a float."""
 
@@ -167,24 +142,6 @@ def test_numbers_that_vary(backend, tmp_path):
             ):
                 with pytest.raises(ContractError, match=text):
                     program(x, n, scale)
-
-
-def test_a_number_that_is_a_size_too():
-    class Repeated(nn.Module):
-        def forward(self, x, n: int):
-            return x.new_zeros(n, 7).copy_(x) * n
-
-    model = Repeated().eval()
-    with torch.no_grad():
-        program = build(
-            model, Contract({"x": (SMALL, 7), "n": SMALL}), backend="eager", shapes="split"
-        )
-        x = torch.randn(3, 7)
-        assert torch.equal(program(x, 3), model(x, 3))
-        with pytest.raises(
-            ContractError, match=r"'n' \(batch\) is 4, elsewhere in the call it is 3"
-        ):
-            program(x, 4)
 
 
 class Loops(nn.Module):
@@ -258,26 +215,6 @@ def test_what_holds_for_all_sizes_that_were_tried_is_asked_at_each_call(tmp_path
             assert program(x, y[:-1]) == 1234 + 566
             with pytest.raises(ContractError, match="held for all sizes that were tried"):
                 program(x, y)
-
-
-def test_numbers_inside_of_records():
-    class Cached(nn.Module):
-        def forward(self, x, cache):
-            return x + cache["keys"][: x.shape[0]] * cache["used"]
-
-    model = Cached().eval()
-    contract = Contract({"x": (BATCH, 7), "cache": {"keys": (64, 7), "used": Dim("used", 0, 64)}})
-    with torch.no_grad():
-        program = build(model, contract, backend="eager", shapes="split")
-        for n, used in ((1, 0), (3, 1), (64, 64)):
-            x, cache = torch.randn(n, 7), {"keys": torch.randn(64, 7), "used": used}
-            assert torch.equal(program(x, cache), model(x, cache))
-
-
-@pytest.mark.parametrize(("low", "high"), [(1, 2), (2.0, 1.0), (float("nan"), 1.0)])
-def test_floats_that_are_no_range(low, high):
-    with pytest.raises(ContractError, match="give two floats, the smaller one first"):
-        number(low, high)
 
 
 def test_a_scan_over_many_sizes_is_refused_with_its_line(monkeypatch):

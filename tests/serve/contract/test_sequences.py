@@ -90,9 +90,3 @@ def test_lists_are_padded():
         for n in (1, 3, 4, 7):
             x, layers = torch.randn(n, 16), pairs(n)[:1]
             torch.testing.assert_close(program(x, layers), model(x, layers))
-
-
-def test_sizes_alone_stay_a_tensor():
-    assert [path for path, _ in Contract({"x": [BATCH, 16], "y": (BATCH,), "z": ()}).tensors()] == [
-        *("x", "y", "z")
-    ]

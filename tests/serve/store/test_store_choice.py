@@ -90,12 +90,6 @@ def test_programs_can_be_loaded_alone(tmp_path, monkeypatch):
             build(made(Plain), rows(), backend="eager")
 
 
-def test_a_switch_that_is_none_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHLOOM_FORCE_LOAD", "perhaps")
-    with pytest.raises(Exception, match="TORCHLOOM_FORCE_LOAD='perhaps' is no switch"):
-        build(made(Plain), rows(), backend="eager", store=tmp_path)
-
-
 AS_NOBODY = """
     import os, sys, torch
     from serve.models import Plain, made, rows

@@ -17,6 +17,7 @@ NEEDED = {
         torch._C._autograd _get_current_graph_task_keep_graph
     """,
     "no model can be sharded": """
+        torch.utils._pytree tree_map_only
         torch.autograd _engine_run_backward
         torch.distributed _broadcast_coalesced
     """,
@@ -26,6 +27,9 @@ NEEDED = {
     """,
     "`torchloom.simulate` shows torch's error for a forward that reads values": """
         torch._subclasses.fake_tensor DataDependentOutputException
+    """,
+    "`torch.optim.Muon` refuses the shards of a model": """
+        torch.optim._muon Muon
     """,
     "`torchloom.check_op` fails": """
         torch._C _dispatch_has_kernel_for_dispatch_key

@@ -66,6 +66,8 @@ class TorchloomMixin:
             self.accelerator, getattr(self.args, "torchloom", None), given, type(self).__name__
         )
         self.accelerator.preparation.hear()
+        if type(self).compute_loss is Trainer.compute_loss:  # type: ignore[attr-defined]
+            self.accelerator.preparation.reads_no_logits()
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Shard the model and build the optimizer over its shards.

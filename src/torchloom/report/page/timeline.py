@@ -16,7 +16,7 @@ from torchloom.report.page.index import EntryItem, Index, Lane, nested
 from torchloom.report.page.run_time import MeasuredSteps, begin_of, moved_layer, params_of
 
 _COLOURS = {
-    "forward": "c3", "backward": "c4", "step": "c5", "gather": "c0", "reduce": "c1", "sync": "c2",
+    "forward": "c3", "backward": "c4", "step": "c5", "gather": "c0", "reduce": "c1", "sync": "c2", "exchange": "c2",
 }  # fmt: skip
 _MOST_MOVE_LANES = 12
 _COMPILE_DEPTH = 5

@@ -30,7 +30,7 @@ from torchloom.errors import TorchloomError
 from torchloom.last_words import tell_at_the_end
 from torchloom.log import get_logger
 from torchloom.position import POSITION, SyncPoint, Verdict, Wait
-from torchloom.runtime.base import GroupRef, carried_by_gloo
+from torchloom.runtime.base import GroupRef
 from torchloom.runtime.channel import CHANNELS, NamedCollective, label
 from torchloom.runtime.lines.hub import Hub
 from torchloom.runtime.lines.line import (
@@ -108,8 +108,7 @@ def open_lines() -> None:
     prefix = f"torchloom/lines/{_LINES.num_opened}"
     _LINES.num_opened += 1
     _LINES.group = GroupRef(group)
-    if carried_by_gloo(group):
-        end_waits_with_verdict(_LINES.group)  # for the program's own collectives
+    end_waits_with_verdict(_LINES.group)  # for the program's own collectives
     store = dist.PrefixStore(prefix, own_store())
     if group.rank() == 0:
         _LINES.hub = _open_hub(store)

@@ -20,8 +20,8 @@ from torchloom.runtime.lines.report import Report
 _ADVICE = (
     "The ranks run different programs: look for a branch that only some of them take, a call "
     "that only some make (an evaluation, state_dict(), save_checkpoint()), an error that one "
-    "of them caught, or parameters that only some use (experts, conditional heads), which every rank must run in "
-    "the same order, with 0 * output added to the loss where a rank does not need them"
+    "of them caught, or parameters that only some use (experts, heads of tasks), whose module every rank must call and "
+    "the program must mark before the model is sharded: torchloom.leaf(module)"
 )
 _CAUSES = (
     (

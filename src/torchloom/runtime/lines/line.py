@@ -6,7 +6,8 @@ its thread finds rank 0 when it is there.
 While nobody waits the thread does nothing but look, four times a second. When a verdict comes it ends what the main
 thread stands in, which then raises the verdict as its error: a compilation by a signal, a wait inside gloo by breaking
 its connections. Gloo takes no call back: a receive that times out puts every connection of its group into an error
-state (gloo's UnboundBuffer::waitRecv), and whoever waits in one, on this rank or another, then raises.
+state (gloo's UnboundBuffer::waitRecv), and whoever waits in one, on this rank or another, then raises. NCCL's kernels,
+which hold up the device and with it whoever asks for a result, end when their communicators are aborted.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from typing import Any
 
 import torch
 
+from torchloom._torch.distributed import abort
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Verdict, Wait
-from torchloom.runtime.base import GroupRef
+from torchloom.runtime.base import GroupRef, carried_by_gloo
 from torchloom.runtime.channel import CHANNELS
 from torchloom.runtime.lines.report import Limits, blocked_in, idle_without_tags, report_of
 
@@ -99,9 +101,21 @@ _NEVER_SENT = (1 << 29) + 7
 """A tag that no message has: those of collectives have bit 30."""
 
 
-def end_waits_with_verdict(group: GroupRef) -> None:
-    """Let a verdict end the waits of a gloo group's ranks in this process."""
-    POSITION.on_verdict.append(lambda: _break(group))
+def end_waits_with_verdict(ref: GroupRef) -> None:
+    """Let a verdict end the waits of a group's ranks in this process."""
+    by_gloo = carried_by_gloo(ref())
+
+    def end() -> None:
+        if by_gloo:
+            _break(ref)
+        else:
+            POSITION.on_verdict.remove(end)  # a communicator is aborted once
+            with contextlib.suppress(
+                ShardError, RuntimeError
+            ):  # the group is gone, or its backend cannot
+                abort(ref())
+
+    POSITION.on_verdict.append(end)
 
 
 def _break(ref: GroupRef) -> None:

@@ -51,4 +51,4 @@ def connect(group: GroupRef, name: str, *, symmetric_memory: bool) -> Collective
                 )
     if carried_by_gloo(group()):
         return gloo.connect(group, channel())
-    return c10d.C10dCollectives(group, channel(has_tags=False))
+    return c10d.connect(group, channel(has_tags=False))

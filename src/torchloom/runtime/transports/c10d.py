@@ -28,12 +28,12 @@ from torchloom._torch.distributed import (
 )
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label
-from torchloom.runtime.lines import wait_for
+from torchloom.runtime.lines import end_waits_with_verdict, wait_for
 
 
 @dataclass(frozen=True)
 class C10dCollectives:
-    """The group's own all-gather, reduce-scatter and all-reduce."""
+    """The group's own all-gather, reduce-scatter, all-reduce and all-to-all."""
 
     group: GroupRef
     channel: Channel
@@ -77,6 +77,27 @@ class C10dCollectives:
             tensors,
             lambda: _scale_into(tensors, tensors, scale),
         )
+
+    def all_to_all(
+        self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
+    ) -> Pending:
+        """Begin an all-to-all; see `Collectives.all_to_all`."""
+        entry, rank = self.channel.begin(what), self.group.rank
+        work = dist.all_to_all_single(
+            received,
+            sent,
+            [row[rank] for row in numels],
+            list(numels[rank]),
+            group=self.group(),
+            async_op=True,
+        )
+        works, held = [] if work is None else [work], [sent]
+
+        def finish() -> None:
+            wait_for(entry, works, on_stream=True)
+            held.clear()
+
+        return Pending(finish)
 
     def meet(self, what: Label) -> None:
         """Note that this rank has come here; see `Collectives.meet`."""
@@ -131,6 +152,17 @@ class C10dCollectives:
             then()
 
         return Pending(finish)
+
+
+def connect(group: GroupRef, channel: Channel) -> C10dCollectives:
+    """Return collectives over a group's backend, which a verdict ends.
+
+    Args:
+        group: the ranks.
+        channel: names what they do together.
+    """
+    end_waits_with_verdict(group)
+    return C10dCollectives(group, channel)
 
 
 def _by_dtype(

@@ -13,6 +13,8 @@ local sum 31. Hence both gathers and reductions are direct messages:
 Receives are posted before sends, so that no message waits for a buffer. Messages carry the key of
 their collective as the tag, and gloo delivers a message only to a receive of its tag: ranks that run
 different programs wait, which `runtime.lines` ends, and never read what was meant for another tensor.
+
+Tensors of a GPU travel through host memory, so that ranks can share one: slower than NCCL, which refuses that.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -125,6 +129,24 @@ class GlooCollectives(SumsInRankOrder):
 
         return Pending(finish)
 
+    def all_to_all(
+        self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
+    ) -> Pending:
+        """Begin an all-to-all; see `Collectives.all_to_all`."""
+        entry, rank = self.channel.begin(what), self.group.rank
+        parts = list(sent.split(list(numels[rank])))
+        places = received.split([row[rank] for row in numels])
+        places[rank].copy_(parts[rank])
+        works = self._swap(
+            send=lambda peer: [parts[peer]], receive=lambda peer: [places[peer]], entry=entry
+        )
+
+        def finish() -> None:
+            wait_for(entry, works)
+            parts.clear()
+
+        return Pending(finish)
+
     def meet(self, what: Label) -> None:
         """Return when all ranks have come here; see `Collectives.meet`."""
         entry = self.channel.begin(what)
@@ -173,11 +195,36 @@ class GlooCollectives(SumsInRankOrder):
         size, rank = self.group.size, self.group.rank
         return [(rank + distance) % size for distance in range(1, size)]
 
-    def _receive(self, into: Tensor, source: int, entry: NamedCollective) -> list[dist.Work]:
-        return [self.group().recv([into], source, entry.tag)] if into.numel() else []
+    def _receive(self, into: Tensor, source: int, entry: NamedCollective) -> list[Any]:
+        if not into.numel():
+            return []
+        if not _is_far(into):
+            return [self.group().recv([into], source, entry.tag)]
+        host = torch.empty_like(into, device="cpu")
+        return [_Landing(self.group().recv([host], source, entry.tag), host, into)]
 
     def _send(self, tensor: Tensor, target: int, entry: NamedCollective) -> list[dist.Work]:
-        return [self.group().send([tensor], target, entry.tag)] if tensor.numel() else []
+        if not tensor.numel():
+            return []
+        host = tensor.cpu() if _is_far(tensor) else tensor  # the work holds it
+        return [self.group().send([host], target, entry.tag)]
+
+
+class _Landing(NamedTuple):
+    """A message that is copied to its device when it has come."""
+
+    work: dist.Work
+    host: Tensor
+    into: Tensor
+
+    def wait(self, limit: timedelta) -> None:
+        self.work.wait(limit)
+        self.into.copy_(self.host)
+
+
+def _is_far(tensor: Tensor) -> bool:
+    """Say whether a tensor is where gloo cannot read: it takes the address of a message for one of the host's."""
+    return tensor.device.type != "cpu"
 
 
 def connect(group: GroupRef, channel: Channel) -> GlooCollectives:

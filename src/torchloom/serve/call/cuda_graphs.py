@@ -47,6 +47,7 @@ class Pool:
         self._device = device
         self._lock = threading.RLock()
         self._handle: Any = None
+        self._stream: Any = None
         self._members: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
         self._done: Any = None
         """The end of the last turn on a device, for turns on other streams."""
@@ -60,6 +61,24 @@ class Pool:
             self._handle = torch.cuda.graph_pool_handle()
         self._members.add(recording)
         return self._handle
+
+    @contextmanager
+    def capturing(self, recording: CudaRecording, graph: Any) -> Iterator[None]:
+        """Note what is launched on this device in a CUDA graph; other threads may use the device meanwhile.
+
+        On a stream of the device: torch's own default is one stream for all recordings of a process, of the device that
+        was recorded first.
+        """
+        with torch.cuda.device(self._device):
+            self._stream = self._stream or torch.cuda.Stream(self._device)
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(
+                graph,
+                pool=self.handle_for(recording),
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            ):
+                yield
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -96,11 +115,8 @@ class CudaRecording:
         self._pool = pool
 
     def record(self, call: Callable[[], Any]) -> Any:
-        """Run a function under capture; other threads may use the device meanwhile."""
-        torch.cuda.synchronize()
-        with torch.cuda.graph(
-            self._graph, pool=self._pool.handle_for(self), capture_error_mode="thread_local"
-        ):
+        """Run a function under capture."""
+        with self._pool.capturing(self, self._graph):
             return call()
 
     def replay(self) -> None:
@@ -204,7 +220,7 @@ class Recorded:
         ]
         # Runs before the first replay write as well, and a call writes once.
         before = [
-            (value, value.detach().clone())
+            (value, _copy_of(value))
             for place, value in enumerate(held)
             if place in self._written and isinstance(value, Tensor)
         ]
@@ -221,6 +237,14 @@ class Recorded:
             for place, value in enumerate(held)
         ]
         return recording, kept, outputs
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    """Return a copy on the tensor's device; on the host where it has no room, as for a cache that fills it."""
+    try:
+        return tensor.detach().clone()
+    except torch.OutOfMemoryError:
+        return tensor.detach().cpu()
 
 
 def _memory(tensor: Tensor) -> int:

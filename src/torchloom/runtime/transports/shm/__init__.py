@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchloom.exchange import Exchange
-from torchloom.runtime.base import GroupRef, UnavailableError
+from torchloom.runtime.base import GroupRef, UnavailableError, carried_by_gloo
 from torchloom.runtime.channel import Channel
 from torchloom.runtime.exchanges import group_exchange
 from torchloom.runtime.transports.shm.arena import Peer, make_arena
@@ -45,10 +45,9 @@ def connect(
         UnavailableError: on all ranks alike, with the reason.
         PeerLostError: some rank did not take part.
     """
-    backend = str(dist.get_backend(group()))
-    if "gloo" not in backend:
+    if not carried_by_gloo(group()):
         raise UnavailableError(
-            f"the process group is {backend}, only ranks on CPUs with gloo can share memory"
+            f"the process group is {dist.get_backend(group())}, only ranks on CPUs with gloo can share memory"
         )
     exchange = group_exchange(group)
     peers = _meet(group, exchange)

@@ -3,7 +3,8 @@
 * gather = every rank copies its shards into its slot, and the others' out of theirs;
 * reduce = every rank copies the slices that others own into its slot, and sums its own slice of all
   slots, in rank order: with the arithmetic of `runtime.transports.gloo`, bit for bit the same result;
-* all-reduce = both (`runtime.transports.summing`).
+* all-reduce = both (`runtime.transports.summing`);
+* all-to-all = every rank copies what it sends each other into its slot, and what it is sent out of theirs.
 
 What is to be done passes through a few slots per rank, in the same order on every rank:
 
@@ -144,18 +145,15 @@ class SharedMemoryCollectives(SumsInRankOrder):
         entry: NamedCollective,
     ) -> Pending:
         """Begin a reduce-scatter that is part of a collective."""
-        size, rank = self.group.size, self.group.rank
-        # A slot holds one lane for each rank but its writer.
-        room = self._slot_bytes // (size - 1) // ALIGNMENT * ALIGNMENT
+        rank, room = self.group.rank, self._lane_bytes
 
         def slice_of(part: SlotPart, owner: int) -> Tensor:
             flat, start = fulls[part.index].view(-1), owner * shards[part.index].numel()
             return flat[start : start + shards[part.index].numel()][part.start : part.stop]
 
         def lane(slot: Tensor, part: SlotPart, writer: int, owner: int) -> Tensor:
-            start = room * (owner - (owner > writer))
             dtype, numel = fulls[part.index].dtype, slice_of(part, owner).numel()
-            return part.of(slot[start : start + room], dtype)[:numel]
+            return part.of(self._lane(slot, writer, owner), dtype)[:numel]
 
         def work(parts: list[SlotPart]) -> Work:
             def fill(slot: Tensor) -> None:
@@ -176,6 +174,33 @@ class SharedMemoryCollectives(SumsInRankOrder):
         sizes = [(s.numel(), f.element_size()) for s, f in zip(shards, fulls, strict=True)]
         return self._begin([work(parts) for parts in plan_parts(sizes, room)])
 
+    def all_to_all(
+        self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
+    ) -> Pending:
+        """Begin an all-to-all; see `Collectives.all_to_all`."""
+        entry, rank, dtype = self.channel.begin(what), self.group.rank, sent.dtype
+        parts = sent.split(list(numels[rank]))
+        places = received.split([row[rank] for row in numels])
+        places[rank].copy_(parts[rank])
+        most = max(count for i, row in enumerate(numels) for j, count in enumerate(row) if i != j)
+
+        def work(one: SlotPart) -> Work:
+            def fill(slot: Tensor) -> None:
+                for peer in self.link.others:
+                    piece = parts[peer][one.start : one.stop]
+                    one.of(self._lane(slot, rank, peer), dtype)[: piece.numel()].copy_(piece)
+
+            def drain(slots: Sequence[Tensor]) -> None:
+                for peer in self.link.others:
+                    place = places[peer][one.start : one.stop]
+                    lane = self._lane(slots[peer], peer, rank)
+                    place.copy_(one.of(lane, dtype)[: place.numel()])
+
+            return Work(fill, drain, entry)
+
+        slotfuls = plan_parts([(most, sent.element_size())], self._lane_bytes)
+        return self._begin([work(one) for [one] in slotfuls])
+
     def meet(self, what: Label) -> None:
         """Return when all ranks of the group have come here; see `Collectives.meet`."""
         self._open_ring()
@@ -194,6 +219,16 @@ class SharedMemoryCollectives(SumsInRankOrder):
     ) -> int:
         """Nothing: sums are taken from the shared slots."""
         return 0
+
+    @property
+    def _lane_bytes(self) -> int:
+        """Room of one lane: a slot holds one for each rank but its writer."""
+        return self._slot_bytes // (self.group.size - 1) // ALIGNMENT * ALIGNMENT
+
+    def _lane(self, slot: Tensor, writer: int, reader: int) -> Tensor:
+        """Return the part of `writer`'s slot that `reader` alone reads."""
+        start = self._lane_bytes * (reader - (reader > writer))
+        return slot[start : start + self._lane_bytes]
 
     def _begin(self, work: list[Work]) -> Pending:
         ticket = self._open_ring().begin(work)

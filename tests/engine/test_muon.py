@@ -1,0 +1,167 @@
+"""Muon by the config, for matrices, and AdamW for the rest: as one process trains, and from files of any stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchloom
+from loop.test_ownership import (
+    BATCHES,
+    Odd,
+    Shampoo,
+    assert_near,
+    ids_of,
+    loss_of,
+    newton_schulz_in_fp32,
+)
+from support.pool import run_ranks
+from torchloom.config import load_config
+from torchloom.errors import ConfigError, EngineError, PlanError
+
+RATES = {"muon_lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1}
+
+
+def config(stage: int, size: int, **rest: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": BATCHES // size,
+        "gradient_clipping": 0.7,
+        "optimizer": {"type": "Muon", "params": RATES},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        **rest,
+    }
+
+
+def train(engine: Any, rank: int, size: int, first: int, last: int) -> None:
+    share = BATCHES // size
+    for step in range(first, last):
+        for batch in range(rank * share, (rank + 1) * share):
+            engine.backward(engine(ids_of(step, batch)))
+            engine.step()
+
+
+def in_one_process(num_steps: int) -> dict[str, Tensor]:
+    model = Odd()
+    named = dict(model.named_parameters())
+    matrices = [p for name, p in named.items() if p.dim() == 2 and "embed" not in name]
+    rest = [p for p in named.values() if all(p is not each for each in matrices)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=2e-2, weight_decay=0.1),
+        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
+    ]
+    with newton_schulz_in_fp32():
+        for step in range(num_steps):
+            loss_of(model, step, 0, 1).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.7)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return {name: value.detach().clone() for name, value in named.items()}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_by_config_and_from_files_of_other_ranks_and_stages(tmp_path, compiles: bool) -> None:
+    middle, end = in_one_process(5), in_one_process(10)
+
+    def fn(rank: int, size: int, stage: int, come_from: str):
+        engine, *_ = torchloom.initialize(model=Odd(), config=config(stage, size))
+        if compiles:
+            engine.compile(backend="aot_eager")
+        with newton_schulz_in_fp32():
+            if not come_from:
+                train(engine, rank, size, 0, 5)
+                assert_near(engine.module.state_dict(), middle, (size, stage))
+                engine.save_checkpoint(tmp_path, f"{size}-{stage}")
+            else:
+                engine.load_checkpoint(tmp_path, come_from)
+            train(engine, rank, size, 5, 10)
+        assert_near(engine.module.state_dict(), end, (size, stage, come_from))
+        held = engine.optimizer.state
+        named = dict(engine.module.named_parameters())
+        matrix = named["stack"], named["up.weight"]
+        return [any(value.dim() for value in held.get(each, {}).values()) for each in matrix]
+
+    runs = [(2, 3, ""), (2, 1, "2-3")]
+    if not compiles:
+        runs += [(3, 2, "2-3"), (2, 1, ""), (3, 3, "2-1"), (2, 0, "2-3"), (2, 0, ""), (2, 3, "2-0")]
+    for size, stage, come_from in runs:
+        found = run_ranks(size, fn, size, stage, come_from)
+        stacks, ups = zip(*found, strict=True)
+        assert all(stacks)
+        assert sum(ups) == (1 if stage else size)
+
+
+def test_states_of_many_shapes_in_files(tmp_path) -> None:
+    """Shampoo's statistics have the shapes of no parameter."""
+
+    def fn(rank: int, size: int, come_from: str):
+        settings = config(3, size)
+        del settings["optimizer"]
+        engine, *_ = torchloom.initialize(
+            model=Odd(), config=settings, optimizer=lambda params: Shampoo(params, lr=3e-2)
+        )
+        if come_from:
+            engine.load_checkpoint(tmp_path, come_from)
+        else:
+            train(engine, rank, size, 0, 3)
+            engine.save_checkpoint(tmp_path, str(size))
+        train(engine, rank, size, 3, 6)
+        return engine.module.state_dict()
+
+    expected, *_ = run_ranks(2, fn, 2, "")
+    for size in (2, 3):
+        for found in run_ranks(size, fn, size, "2"):
+            assert_near(found, expected, size)
+
+
+def test_several_optimizers_step_together() -> None:
+    def fn(rank: int):
+        settings = config(3, 2)
+        del settings["optimizer"]
+        model = Odd()
+        named = dict(model.named_parameters())
+        matrices = [p for name, p in named.items() if p.dim() == 2 and "embed" not in name]
+        rest = [p for name, p in named.items() if p.dim() != 2 or "embed" in name]
+        given = [
+            torch.optim.Muon(matrices, lr=2e-2, weight_decay=0.1),
+            torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
+        ]
+        engine, *_ = torchloom.initialize(model=model, config=settings, optimizer=given)
+        with newton_schulz_in_fp32():
+            train(engine, rank, 2, 0, 5)
+        with pytest.raises(EngineError, match="a group cannot be added"):
+            engine.optimizer.add_param_group({"params": []})
+        return engine.module.state_dict()
+
+    for found in run_ranks(2, fn):
+        assert_near(found, in_one_process(5), "list")
+
+
+def test_arguments_of_the_config() -> None:
+    found = load_config(config(3, 2), world_size=2).optimizer
+    assert found is not None
+    assert (found.name, found.params["muon_lr"], found.params["lr"]) == ("muon", 2e-2, 1e-3)
+
+
+def test_what_does_not_count_owners_refuses_them() -> None:
+    """Budgets, simulations, and states that stream from the host."""
+    wanted = config(3, 4)
+    with pytest.raises(PlanError, match="whole on the ranks that own them"):
+        torchloom.simulate(Odd, (torch.ones(3, 9, dtype=torch.long),), wanted, world_size=4)
+
+    def fn(rank: int):
+        engine, *_ = torchloom.initialize(
+            model=Odd(), config=config(3, 2, compile={"memory_budget": "1GB"})
+        )
+        with pytest.raises(ConfigError, match="do not count the states"):
+            engine.compile(backend="aot_eager")
+        waits = config(3, 2)
+        waits["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        with pytest.raises(EngineError, match="cannot step with its states on the host"):
+            torchloom.initialize(model=Odd(), config=waits)
+
+    run_ranks(2, fn)

@@ -1,0 +1,272 @@
+"""Modules of which ranks use other parts train as under DDP with find_unused_parameters."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import torchloom
+from support.pool import run_ranks
+from torchloom.config.model import LeafConfig
+from torchloom.errors import AgreementError, ShardError
+from torchloom.shard import full_state_dict
+from torchloom.shard.leaf_modules import is_leaf, mark_leaves
+
+NUM_STEPS = 5
+
+
+class Experts(nn.Module):
+    """Some in modules of their own, one parameter for all, one that nobody ever uses."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.items = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
+            for _ in range(4)
+        )
+        self.stack = nn.Parameter(torch.randn(4, width, width) * 0.3)
+        self.scale = nn.Parameter(torch.rand(width), requires_grad=False)
+        self.spare = nn.Parameter(torch.randn(width))
+
+    def forward(self, x, chosen):
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.items):
+            rows = (chosen == index).nonzero().flatten()
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) @ self.stack[index] * self.scale)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(width), nn.Linear(width, 4, bias=False)
+        self.experts = Experts(width)
+
+    def forward(self, x, use: str):
+        x_normed = self.norm(x)
+        weight, chosen = self.gate(x_normed).softmax(-1).max(-1, keepdim=True)
+        chosen = chosen.flatten()
+        if use == "none":
+            chosen = chosen + 9
+        elif use == "one":
+            chosen = chosen * 0
+        return x + self.experts(x_normed, chosen) * weight
+
+
+class Mixture(nn.Module):
+    def __init__(self, is_checkpointed: bool, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, width), nn.Linear(width, 3)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(3))
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x, use: str):
+        x = self.first(x)
+        for layer in self.layers:
+            if self.is_checkpointed:
+                x = checkpoint(layer, x, use, use_reentrant=False)
+            else:
+                x = layer(x, use)
+        return self.head(x).square().mean()
+
+
+USES = ("all", "none", "one")
+
+
+def mixture_batch(rank: int, index: int):
+    generator = torch.Generator().manual_seed(10 * index + rank)
+    return torch.randn(7 + rank, 5, generator=generator), USES[(index * 2 + rank) % 3]
+
+
+class Tasks(nn.Module):
+    """One head for each task, in a module of their own; each rank's batches are of one task."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by_task = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 11)})
+
+        def forward(self, x, task: str):
+            return self.by_task[task](x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.heads = nn.Linear(5, 6), Tasks.Heads()
+
+    def forward(self, x, task: str):
+        return self.heads(torch.tanh(self.trunk(x)), task).square().mean()
+
+
+def tasks_batch(rank: int, index: int):
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * index + rank)), "ab"[
+        rank % 2
+    ]
+
+
+class Adaptive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 16)
+        self.loss = nn.AdaptiveLogSoftmaxWithLoss(16, 40, cutoffs=[8, 20])
+
+    def forward(self, x, labels):
+        return self.loss(torch.tanh(self.first(x)), labels).loss
+
+
+def adaptive_batch(rank: int, index: int):
+    generator = torch.Generator().manual_seed(10 * index + rank)
+    top = (8, 20, 40)[(index + rank) % 3]
+    return torch.randn(6, 5, generator=generator), torch.randint(top, (6,), generator=generator)
+
+
+def mixtral():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = MixtralForCausalLM(
+                MixtralConfig(
+                    vocab_size=61, hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2,
+                    num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=1, experts_implementation="eager",
+                )
+            )  # fmt: skip
+
+        def forward(self, ids):
+            return self.model(input_ids=ids, labels=ids).loss
+
+    return Losses()
+
+
+def mixtral_batch(rank: int, index: int):
+    generator = torch.Generator().manual_seed(10 * index + rank)
+    return (torch.randint(61, (1, 2 + 10 * rank), generator=generator),)
+
+
+KINDS = {
+    "mixture": (lambda: Mixture(False), mixture_batch),
+    "checkpointed": (lambda: Mixture(True), mixture_batch),
+    "tasks": (Tasks, tasks_batch),
+    "adaptive": (Adaptive, adaptive_batch),
+    "mixtral": (mixtral, mixtral_batch),
+}
+
+
+def train(run, optimizer, batch_of, rank: int, micro_steps: int, skip_sync) -> None:
+    for step in range(NUM_STEPS):
+        for micro_step in range(micro_steps):
+            batch = batch_of(rank, step * micro_steps + micro_step)
+            with skip_sync() if micro_step < micro_steps - 1 else nullcontext():
+                (run(*batch) / micro_steps).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def farthest(
+    rank: int, kinds: list[str], stage: int, way: str, micro_steps: int
+) -> dict[str, float]:
+    """Return how far weights end from those of DDP; AdamW decays a weight whose gradient is zeros, not None."""
+    return {kind: distance(rank, kind, stage, way, micro_steps) for kind in kinds}
+
+
+def distance(rank: int, kind: str, stage: int, way: str, micro_steps: int) -> float:
+    build, batch_of = KINDS[kind]
+    torch.manual_seed(3)
+    expected = build()
+    ddp = DistributedDataParallel(expected, find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, eps=1e-4)
+    train(ddp, optimizer, batch_of, rank, micro_steps, ddp.no_sync)
+
+    torch.manual_seed(3)
+    model = build()
+    made = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    if way == "engine":
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": micro_steps,
+            "zero_optimization": {
+                "stage": stage,
+                "stage3_param_persistence_threshold": 0,
+                "leaf_module": {"classes": ["Experts"], "name_suffixes": ["heads"]},
+            },
+            "steps_per_print": float("inf"),
+        }
+        engine, *_ = torchloom.initialize(model=model, config=config, optimizer=made)
+        for index in range(NUM_STEPS * micro_steps):
+            engine.backward(engine(*batch_of(rank, index)))
+            engine.step()
+    else:
+        marked = (each for each in model.modules() if isinstance(each, (Experts, Tasks.Heads)))
+        torchloom.leaf(*marked)
+        torchloom.shard_model(model, stage=stage, persistence_threshold=0)
+        if way == "compiled":
+            torchloom.compile(model, optimizer=made, backend="aot_eager")
+        train(model, made, batch_of, rank, micro_steps, lambda: torchloom.no_sync(model))
+    weights = full_state_dict(model)
+    return max(
+        (float((weights[name] - each).abs().max()) for name, each in expected.state_dict().items())
+        if rank == 0
+        else [0.0]
+    )
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_weights_are_those_of_ddp(stage: int) -> None:
+    found, _ = run_ranks(2, farthest, list(KINDS), stage, "loop", 1)
+    assert max(found.values()) < 2e-6, found
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_engines_accumulate(stage: int) -> None:
+    found, *_ = run_ranks(3, farthest, ["mixture", "checkpointed", "tasks"], stage, "engine", 2)
+    assert max(found.values()) < 2e-6, found
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_compiled_models_run_leaf_modules_in_python(stage: int) -> None:
+    kinds = ["checkpointed", "tasks", "adaptive", "mixtral"]
+    found, _ = run_ranks(2, farthest, kinds, stage, "compiled", 1)
+    assert max(found.values()) < 2e-6, found
+
+
+def test_without_a_mark_the_error_says_what_to_mark() -> None:
+    def fn(rank):
+        model = torchloom.shard_model(Tasks(), stage=3, persistence_threshold=0)
+        with pytest.raises(AgreementError) as caught:
+            for index in range(NUM_STEPS):
+                model(*tasks_batch(rank, index)).backward()
+        return str(caught.value)
+
+    for said in run_ranks(2, fn):
+        assert "torchloom.leaf(module)" in said and "heads.by_task" in said
+
+
+def test_what_cannot_be_marked() -> None:
+    with pytest.raises(ShardError, match="nobody calls"):
+        torchloom.leaf(nn.ModuleList([nn.Linear(2, 2)]))
+    with pytest.raises(ShardError, match="marks modules"):
+        torchloom.leaf("experts")
+
+    def fn(rank):
+        model = torchloom.shard_model(Tasks(), stage=3, persistence_threshold=0)
+        with pytest.raises(ShardError, match="mark it before"):
+            torchloom.leaf(model.trunk)
+
+    run_ranks(2, fn)
+
+
+def test_names_in_a_config_that_no_module_has_are_told(caplog) -> None:
+    model = Tasks()
+    names = LeafConfig(classes=("Tasks.Heads", "Heads"), names=("trunk", "trunks"))
+    with caplog.at_level("WARNING", logger="torchloom"):
+        mark_leaves(model, names)
+    assert is_leaf(model.heads) and is_leaf(model.trunk) and not is_leaf(model)
+    assert [each for each in ("'Tasks.Heads'", "'trunks'", "'Heads'") if each in caplog.text] == [
+        "'Tasks.Heads'", "'trunks'",
+    ]  # fmt: skip
