@@ -217,7 +217,10 @@ def _answer_inductor(arch: _Arch, run: Callable[[str], Callable[..., Any]]) -> N
     config.joint_graph_constant_folding = False  # computes constants on the device
     config.shape_padding = False  # measures on the device whether padding pays
     config.compile_threads = 1
-    for name in ("use_static_triton_launcher", "use_static_cuda_launcher"):  # the second until torch 2.11
+    for name in (
+        "use_static_triton_launcher",
+        "use_static_cuda_launcher",
+    ):  # the second until torch 2.11
         if hasattr(config, name):
             setattr(config, name, False)  # keeps no machine code that could be measured
     config.force_disable_caches = True  # what comes from a cache was woven at another time
