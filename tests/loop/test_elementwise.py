@@ -13,26 +13,10 @@ from torch.optim import Optimizer
 
 import torchloom
 from support.models import tokens, tricky
+from support.optimizers import Base
 from support.pool import run_ranks
 from support.runs import assert_equal, settings, train, weights
 from torchloom.errors import ConfigError, TorchloomError
-
-
-class Base(Optimizer):
-    """An optimizer of somebody else's, with the update of one parameter to fill in."""
-
-    def __init__(self, params: Any, lr: float = 1e-2, **rest: Any) -> None:
-        super().__init__(params, {"lr": lr, **rest})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self.update(param, group, self.state[param])
-
-    def update(self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any]) -> None:
-        raise NotImplementedError
 
 
 class Lion(Base):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import torchloom
+from support.optimizers import Base
 from support.pool import run_ranks
 from torchloom.errors import EngineError
 from torchloom.loop.ownership import Load, add_to_least
@@ -58,25 +59,6 @@ def loss_of(model: Any, step: int, rank: int, size: int) -> Tensor:
     share = BATCHES // size
     losses = [model(ids_of(step, batch)) for batch in range(rank * share, (rank + 1) * share)]
     return torch.stack(losses).mean()
-
-
-class Base(Optimizer):
-    """An optimizer of somebody else's, with the update of one parameter to fill in."""
-
-    def __init__(self, params: Any, lr: float = 1e-2, **rest: Any) -> None:
-        super().__init__(params, {"lr": lr, **rest})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
-        for group in self.param_groups:
-            group["k"] = group.get("k", 0) + 1
-            for param in group["params"]:
-                if param.grad is not None:
-                    assert param.shape == param.grad.shape
-                    self.update(param, group, self.state[param])
-
-    def update(self, param: nn.Parameter, group: dict[str, Any], state: dict[str, Any]) -> None:
-        raise NotImplementedError
 
 
 class Shampoo(Base):

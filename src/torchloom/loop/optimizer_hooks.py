@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -174,13 +173,11 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 def _drop_unused(params: list[nn.Parameter]) -> None:
     """Take the gradient from parameters of leaf modules that no rank has used: a step would still decay them."""
     for handle, used in used_params(params).items():
-        flags = torch.tensor(list(used.values()), dtype=torch.float32).to(params[0].device)
-        (total,) = started = lookup(handle).begin_sync(
-            [flags], torch.float32, torch.float32, ("which weights of leaf modules were used",)
+        found = lookup(handle).any_of(
+            list(used.values()), params[0].device, "which weights of leaf modules were used"
         )
-        lookup(handle).wait(started)
-        for param, share in zip(used, total.tolist(), strict=True):
-            if share == 0:
+        for param, is_used in zip(used, found, strict=True):
+            if not is_used:
                 param.grad = None
 
 

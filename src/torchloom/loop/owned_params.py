@@ -197,16 +197,10 @@ class OwnedParams:
         """Return the leaves that any rank has a gradient for; the others contribute zeros."""
         if self._layout.num_ranks == 1:
             return self._with_gradient()
-        used = torch.tensor(
-            [each.param.grad is not None for each in self._leaves], dtype=torch.int32
-        )
-        if self._leaves:
-            used = used.to(self._leaves[0].param.device)
-        total = self._comm.begin_sync(
-            [used.float()], torch.float32, torch.float32, ("which parameters have a gradient",)
-        )
-        self._comm.wait(total)
-        chosen = [e for e, share in zip(self._leaves, total[0].tolist(), strict=True) if share > 0]
+        device = self._leaves[0].param.device if self._leaves else torch.device("cpu")
+        mine = [each.param.grad is not None for each in self._leaves]
+        used = self._comm.any_of(mine, device, "which parameters have a gradient")
+        chosen = [each for each, is_used in zip(self._leaves, used, strict=True) if is_used]
         for each in chosen:
             if each.param.grad is None:
                 each.param.grad = torch.zeros_like(each.param)

@@ -8,7 +8,7 @@ after    chunked_loss(h.reshape(-1, D), w, None, y, 1 / 30, 30, ...)[0]         
 A linear head (or a product with a matrix), scales, a cap, casts, slices of rows and views, then `cross_entropy` over integer
 labels with any `ignore_index` and `label_smoothing`, as mean or sum. Softmax, loss and the head's gradient are in fp32. A
 loss that is made otherwise, or whose logits something else reads, stays as it is: the notes of the pass in the compile report
-say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it, stay as well. Larger ones are computed
+say why. Logits of up to `chunk_bytes` in fp32, with a memory budget up to a 32nd of it or 16 MiB, stay. Larger ones are computed
 in equal chunks of at most `chunk_bytes`; within a budget the plan chooses how many rows at a time: as many as fit.
 """
 
@@ -30,6 +30,8 @@ from torchloom.ops.losses import chunked_loss, wide_dtype
 
 _SHARE = 32
 """Logits that are less than this part of a memory budget fit: with what follows on them they take a tenth of it."""
+_LEAST_BYTES = 16 << 20
+"""Logits of so many bytes fit in any budget: a model that is tried at a small size keeps its losses to the bit."""
 _LINEAR = (functional.linear,)
 _PRODUCT = (torch.matmul, operator.matmul, torch.mm, "matmul", "mm")
 _VIEW = ("view", "reshape", "flatten", "contiguous", torch.reshape, torch.flatten)
@@ -89,8 +91,9 @@ def chunk_loss(
             if end.returned and not returns_stand_ins:
                 raise _Stays('the model returns them; compile.chunk_loss "always" is for that')
             rows, num_bytes = _size(end)
-            budget_bytes = ctx.memory_budget_bytes
-            if num_bytes <= (chunk_bytes if budget_bytes is None else budget_bytes // _SHARE):
+            budget = ctx.memory_budget_bytes
+            fits = chunk_bytes if budget is None else max(budget // _SHARE, _LEAST_BYTES)
+            if num_bytes <= fits:
                 raise _Stays(f"they fit, as they are {num_bytes:,} bytes")
             stand_ins = [_unread(end, each) for each in end.returned]
         except _Stays as why:

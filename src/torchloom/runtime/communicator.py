@@ -230,6 +230,19 @@ class Communicator:
         self.begin("sync", results, Pending(finish), payload=sources, params=names)
         return results
 
+    def any_of(self, flags: Sequence[bool], device: torch.device, what: str) -> list[bool]:
+        """Return for each flag whether it is set on any rank. All ranks must call.
+
+        Args:
+            flags: as many on all ranks.
+            device: where the ranks communicate.
+            what: the flags say.
+        """
+        own = torch.tensor(flags, dtype=torch.float32).to(device)
+        total = self.begin_sync([own], torch.float32, torch.float32, (what,))
+        self.wait(total)
+        return [share > 0 for share in total[0].tolist()]
+
     def exchange(
         self, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
     ) -> Tensor:
