@@ -76,7 +76,7 @@ def test_what_is_lacking_is_named(monkeypatch) -> None:
     command = ["plan", "simulate", "--model", "tiny", "--world-size", "8", "--lower"]
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     result = CliRunner().invoke(make_app("plan"), command)
-    assert result.exit_code and "has no CUDA: install a build that has" in str(result.exception)
+    assert result.exit_code and "has no CUDA or no Triton: install a build that has" in str(result.exception)
     assert "there is no CUDA architecture for device 'cpu'" in no_driver.why_not_lowered("cpu")
     with pytest.raises(PlanError, match="only below"):
         prepare("h100-80gb", 1)
@@ -88,16 +88,18 @@ def test_what_is_lacking_is_named(monkeypatch) -> None:
 @pytest.mark.skipif(
     torch.__version__.split(".")[:2] != ["2", "13"], reason="orders were written with torch 2.13"
 )
-@pytest.mark.parametrize("name", ["plain", "budget"])
+@pytest.mark.parametrize("name", ["plain", "budget", "offload"])
 def test_eight_layers_become_machine_code_in_the_planned_order(name: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     settings = {
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
-        "compile": {},
+        "compile": {
+            "plain": {},
+            "budget": {"memory_budget": "150MB"},
+            "offload": {"offload_activation": True},
+        }[name],
     }
-    if name == "budget":
-        settings["compile"] = {"memory_budget": "150MB"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "torchloom", "plan", "simulate", "--lower", "--json"]
     command += ["--model", f"{tmp_path / 'model.py'}:tiny", "--config", f"{tmp_path}/config.json"]
@@ -108,9 +110,8 @@ def test_eight_layers_become_machine_code_in_the_planned_order(name: str, tmp_pa
     lowered = found["lowered"]
     assert lowered["refused"] == {} and len(lowered["kernels"]) > 15
     assert all(num_bytes > 1000 for num_bytes in lowered["kernels"].values())
-    # Fusion makes code need less than its graphs; what it holds beside cannot be more than a layer.
-    assert 0.5 * lowered["graph_peak_bytes"] < lowered["code_peak_bytes"]
-    assert lowered["code_peak_bytes"] < 1.05 * lowered["graph_peak_bytes"]
+    # Fusion makes code need less than its graphs.
+    assert 0.5 < lowered["code_peak_bytes"] / lowered["graph_peak_bytes"] <= 1
     if found["plan"] is not None:
         assert found["plan"]["graphs"][0]["peak_bytes"] == lowered["code_peak_bytes"]
     text = "\n".join(lowered["order"]) + "\n"

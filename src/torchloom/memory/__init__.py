@@ -8,7 +8,7 @@ from torchloom.memory.graph_memory import GraphMemory, graph_memory_of
 from torchloom.memory.ledger import optimizer_peak
 from torchloom.memory.measure import Measured, measure_peak
 from torchloom.memory.micro_step import MicroStep, micro_step
-from torchloom.memory.replay import Interface, WrittenCode, interface_of, replay_peak
+from torchloom.memory.replay import Interface, interface_of, replay_peak
 from torchloom.memory.storages import Transit, distinct_bytes, storages_of
 from torchloom.memory.workspace import WorkspaceTable, real_like
 
@@ -22,7 +22,6 @@ __all__ = [
     "PeakContents",
     "Transit",
     "WorkspaceTable",
-    "WrittenCode",
     "alive_at_peak",
     "distinct_bytes",
     "expanded",

@@ -9,6 +9,7 @@ Python's reference counts free.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,40 +63,31 @@ def interface_of(forward: fx.Graph, backward: fx.Graph) -> Interface:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenCode:
-    """What a compiler wrote for the two graphs of a step.
+def replay_peak(
+    forward: str,
+    backward: str,
+    interface: Interface,
+    workspaces: WorkspaceTable,
+    transit: Transit | None = None,
+    fetched: Collection[str] = (),
+) -> int | None:
+    """Return the highest sum of bytes that a step allocates above what was live before it.
 
     Args:
         forward: the wrapper's source, see `load_wrapper`.
         backward: likewise.
         interface: of the graphs that they were made of.
-        fetched: parameters whose shards wait on the host.
-    """
-
-    forward: str
-    backward: str
-    interface: Interface
-    fetched: frozenset[str] = frozenset()
-
-
-def replay_peak(
-    code: WrittenCode, workspaces: WorkspaceTable, transit: Transit | None = None
-) -> int | None:
-    """Return the highest sum of bytes that a step allocates above what was live before it.
-
-    Args:
-        code: of both graphs.
         workspaces: what operators allocate for themselves; unknown ones are probed.
         transit: what the transport holds besides results.
+        fetched: parameters whose shards wait on the host.
 
     Returns:
         None where a wrapper is of a form that cannot be replayed.
     """
     refreshes: dict[Weight, int] = {}
     for _ in range(2):  # the second time with what the first has met: operators, weights to gather
-        ledger = Ledger(workspaces, transit, fetched=code.fetched, refreshes=refreshes)
-        if not _replay(code.forward, code.backward, code.interface, ledger):
+        ledger = Ledger(workspaces, transit, fetched=fetched, refreshes=refreshes)
+        if not _replay(forward, backward, interface, ledger):
             return None
         if transit is not None:
             found = transit.regathered_bytes(list(ledger.uses.values()))

@@ -27,7 +27,6 @@ from torchloom.graph import Choices, GraphPass, PassContext, digest_of, graph_di
 from torchloom.log import get_logger
 from torchloom.memory import (
     Interface,
-    WrittenCode,
     alive_at_peak,
     expanded,
     interface_of,
@@ -44,7 +43,6 @@ from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.registry import option_of
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import CompileSetup
-from torchloom.plan import GraphPlan
 from torchloom.regions import Outlined
 
 logger = get_logger(__name__)
@@ -147,11 +145,11 @@ class Weaving:
             backward_at_once=self.backward_at_once
             or (split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
-            halves=self._split_into,
+            halves=self._see_halves,
             phase=self._tell_phase,
         )
 
-    def _split_into(self, forward: fx.Graph, backward: fx.Graph) -> None:
+    def _see_halves(self, forward: fx.Graph, backward: fx.Graph) -> None:
         self._interface = interface_of(forward, backward)
 
     def _tell_phase(self, name: str) -> None:
@@ -175,12 +173,11 @@ class Weaving:
                 self.setup.planner.learn(known.plan)
                 self.setup.planner.settle(known.plan)
             return
-        code = self._code()
         if self.setup.backward_at_once:  # a simulation shows it
-            report.code = code
-        if report.plan is not None:
+            report.code = self._sources
+        if report.plan is not None or report.code:
             started = time.perf_counter()
-            self._weigh(code, report.plan)
+            self._weigh()
             report.planning_s += time.perf_counter() - started
         self._remember()
 
@@ -190,20 +187,26 @@ class Weaving:
         )
         sidecar.save(self._sidecar_name(), decided)
 
-    def _code(self) -> WrittenCode | None:
-        """Return what the compiler wrote; None where it has no backward, or where only a cache knows it."""
+    def _replay(self) -> int | None:
+        """Return the peak of the code that a compiler wrote for both graphs; None if unknown."""
         if self._interface is None or not {"forward", "backward"} <= self._sources.keys():
             return None
-        fetched = frozenset[str]() if self._split is None else self._split.fetched
-        return WrittenCode(
-            self._sources["forward"], self._sources["backward"], self._interface, fetched
+        account = self.setup.book.account
+        return replay_peak(
+            self._sources["forward"],
+            self._sources["backward"],
+            self._interface,
+            account.workspaces,
+            account.transit,
+            fetched=() if self._split is None else self._split.fetched,
         )
 
-    def _weigh(self, code: WrittenCode | None, plan: GraphPlan) -> None:
-        planner = self.setup.planner
-        if planner is None:
+    def _weigh(self) -> None:
+        """Replay the code; plan with what it allocates."""
+        planner, plan = self.setup.planner, self.report.plan
+        peak_bytes = self.report.code_peak_bytes = self._replay()
+        if planner is None or plan is None:
             return
-        peak_bytes = code and replay_peak(code, planner.workspaces, planner.transit)
         if peak_bytes is None:
             logger.info("%s: the peak is that of the graphs, not of the code", self.report.name)
             return
@@ -295,6 +298,7 @@ class Weaving:
         if kind == "forward":
             self._forward = copy_graph_module(gm, is_sketch=True)
         setup, forward, planner = self.setup, self._forward, self.setup.planner
+        account = setup.book.account
         if kind != "backward" or forward is None:
             return
         self._forward = None
@@ -310,10 +314,7 @@ class Weaving:
             )
             graphs = expanded(forward.graph), expanded(gm.graph)
             step = micro_step(
-                *graphs,
-                probe=None if planner is None else planner.workspaces,
-                transit=None if planner is None else planner.transit,
-                keeps_lives=True,
+                *graphs, probe=account.workspaces, transit=account.transit, keeps_lives=True
             )
             self.report.peak = alive_at_peak(*graphs, step, params)
         except Exception as error:  # noqa: BLE001  a report only: whatever it raises, go on compiling

@@ -15,9 +15,8 @@ from typing import Any
 from torchloom import envs
 from torchloom._torch import no_driver
 from torchloom.errors import PlanError
-from torchloom.memory import WorkspaceTable, WrittenCode, replay_peak
 from torchloom.pieces.wrapper import load_wrapper
-from torchloom.step.planner import TRANSIT
+from torchloom.pipeline.report import GraphReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,43 +89,38 @@ def _without_data(source: str) -> Callable[..., Any]:
     return run
 
 
-def lowered(codes: Sequence[WrittenCode], graph_peak_bytes: int) -> Lowered:
-    """Compile the kernels of written code, replay its memory and read its order.
+def lowered(graphs: Sequence[GraphReport], graph_peak_bytes: int) -> Lowered | None:
+    """Compile the kernels that Inductor wrote for graphs and read the order of what the code does.
 
     Args:
-        codes: of each graph with a backward.
-        graph_peak_bytes: the highest peak of these graphs.
+        graphs: with a backward.
+        graph_peak_bytes: the highest of their peaks.
+
+    Returns:
+        None where Inductor wrote nothing.
     """
     compiled: dict[str, int] = {}
     refused: dict[str, str] = {}
     order: list[str] = []
-    for code in codes:
-        for half, source in (("forward", code.forward), ("backward", code.backward)):
-            tree = ast.parse(source)
-            order += [f"{half}:", *(f"  {line}" for line in order_of(tree))]
-            for name, kernel in _kernels_in(tree):
-                num_bytes, why = _machine_code(name, kernel)
-                if why:
-                    refused[f"{half} {name}"] = why
-                else:
-                    compiled[f"{half} {name}"] = num_bytes
-    peaks = [replay_peak(code, WorkspaceTable(measures=False), TRANSIT) for code in codes]
-    known = [peak for peak in peaks if peak is not None]
+    for half, source in (each for graph in graphs for each in graph.code.items()):
+        tree = ast.parse(source)
+        order += [f"{half}:", *(f"  {line}" for line in order_of(tree))]
+        for name, kernel in _kernels_in(tree):
+            num_bytes, why = no_driver.machine_code(name, kernel)
+            if why:
+                refused[f"{half} {name}"] = why
+            else:
+                compiled[f"{half} {name}"] = num_bytes
+    if not order:
+        return None
+    peaks = [each.code_peak_bytes for each in graphs if each.code_peak_bytes is not None]
     return Lowered(
         kernels=compiled,
         refused=refused,
-        code_peak_bytes=max(known) if len(known) == len(peaks) and known else None,
+        code_peak_bytes=max(peaks) if len(peaks) == len(graphs) else None,
         graph_peak_bytes=graph_peak_bytes,
         order=tuple(order),
     )
-
-
-def _machine_code(name: str, source: str) -> tuple[int, str]:
-    """Return the bytes of a kernel's machine code, and why there is none."""
-    try:
-        return sum(no_driver.machine_code(name, source)), ""
-    except Exception as error:  # noqa: BLE001  Triton and ptxas raise anything
-        return 0, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _kernels_in(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
 from torchloom.shard.roots import forget_model
 from torchloom.simulation.checkpointing import checkpoint_layers
-from torchloom.simulation.lower import Lowered, lowered, prepare
+from torchloom.simulation.lower import lowered, prepare
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
@@ -118,18 +118,9 @@ class _Compiled(NamedTuple):
             flops_per_token=work.flops_per_token,
             plan=self.step.session.plan() if standing.budget_bytes is not None else None,
             flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
-            lowered=self._lowered(graphs),
+            lowered=lowered(graphs, peak.peak_bytes),
             simulated_in_s=time.perf_counter() - began,
         )
-
-    def _lowered(self, graphs: Sequence[GraphReport]) -> Lowered | None:
-        codes = [each.code for each in graphs if each.code is not None]
-        peaks = [
-            each.plan.graph_peak_bytes if each.plan else each.peak.peak_bytes
-            for each in graphs
-            if each.plan or each.peak
-        ]
-        return lowered(codes, max(peaks)) if codes else None
 
 
 @dataclass

@@ -29,14 +29,14 @@ NEEDED = {
         torch._subclasses.fake_tensor DataDependentOutputException
     """,
     "`torchloom plan simulate --lower` fails": """
-        torch._C _cuda_getCurrentRawStream _ensureCUDADeviceGuardSet
+        torch._C _ensureCUDADeviceGuardSet
         torch._dynamo.device_interface.CudaInterface is_available
-        torch._dynamo.device_interface.CudaInterface.Worker current_device get_device_properties
         torch._inductor.async_compile.AsyncCompile triton
         torch._inductor.codecache _load_triton_kernel_from_source
-        torch._inductor.config compile_threads force_disable_caches joint_graph_constant_folding shape_padding
+        torch._inductor.config force_disable_caches joint_graph_constant_folding shape_padding
         torch._inductor.runtime.triton_helpers set_driver_to_gpu
-        torch.ops.aten _scaled_dot_product_attention_math _scaled_dot_product_flash_attention
+        torch.ops.aten _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention
+        torch.ops.aten _scaled_dot_product_flash_attention
     """,
     "`torch.optim.Muon` refuses the shards of a model": """
         torch.optim._muon Muon
