@@ -108,6 +108,16 @@ def answer_for(device: str, capacity_bytes: int, run: Callable[[str], Callable[.
     _ATEN.impl("scaled_dot_product_attention", _attention, "AutogradCUDA")
 
 
+class _Generator(torch.Generator):
+    """Stands for the device's, which graphs take that compute random operators again."""
+
+    device = torch.device("cuda", 0)
+
+    def clone_state(self) -> _Generator:
+        """Return one more."""
+        return _Generator()
+
+
 def _answer_torch(properties: SimpleNamespace) -> None:
     answers: dict[str, Callable[..., Any]] = {
         "device_count": lambda: 1,
@@ -123,6 +133,7 @@ def _answer_torch(properties: SimpleNamespace) -> None:
         setattr(torch.cuda, name, answer)
         if hasattr(CudaInterface, name):
             setattr(CudaInterface, name, staticmethod(answer))
+    torch.cuda.default_generators = (_Generator(),)
     # Dynamo and fake tensors would make streams and contexts; Inductor asks its interface.
     torch.cuda.is_available = lambda: False
     CudaInterface.is_available = staticmethod(lambda: True)
