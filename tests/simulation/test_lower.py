@@ -76,7 +76,9 @@ def test_what_is_lacking_is_named(monkeypatch) -> None:
     command = ["plan", "simulate", "--model", "tiny", "--world-size", "8", "--lower"]
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     result = CliRunner().invoke(make_app("plan"), command)
-    assert result.exit_code and "has no CUDA or no Triton: install a build that has" in str(result.exception)
+    assert result.exit_code and "has no CUDA or no Triton: install a build that has" in str(
+        result.exception
+    )
     assert "there is no CUDA architecture for device 'cpu'" in no_driver.why_not_lowered("cpu")
     with pytest.raises(PlanError, match="only below"):
         prepare("h100-80gb", 1)

@@ -163,7 +163,7 @@ NEEDED = {
         torch._functorch.partitioners functionalize_rng_ops has_recomputable_ops raise_getitems
         torch._functorch.partitioners reordering_to_mimic_autograd_engine
         torch._inductor.fx_passes.reinplace inplaceable_foreach_ops inplaceable_ops
-        torch._prims.rng_prims run_and_save_rng_state run_with_rng_state
+        torch._prims.rng_prims graphsafe_run_with_rng_state run_and_save_rng_state run_with_rng_state
         torch.fx._lazy_graph_module _LazyGraphModule _use_lazy_graph_module
         torch.fx.experimental.proxy_tensor is_sym_node
     """,
