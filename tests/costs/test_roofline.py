@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchloom.costs import (
@@ -91,6 +93,22 @@ def test_convolution_forward_and_backward() -> None:
     flops = 2 * 2 * 5 * 9 * 7 * 3 * 3 * 3
     assert node_flops(only(graph, aten.convolution.default)) == flops
     assert node_flops(only(graph, aten.convolution_backward.default)) == 2 * flops
+
+
+def test_attention_that_backward_computes_again_takes_its_time() -> None:
+    graph = fx.Graph()
+    q = graph.placeholder("q")
+    state = graph.placeholder("fwd_rng_state_0")
+    flash = aten._scaled_dot_product_flash_attention.default
+    again = torch._prims.rng_prims.graphsafe_run_with_rng_state
+    plain = graph.call_function(flash, (q, q, q, 0.0, True))
+    second = graph.call_function(again, (flash, q, q, q, 0.0, True), {"rng_state": state})
+    with FakeTensorMode():
+        q.meta["val"] = torch.empty(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16)
+        state.meta["val"] = torch.Generator()
+        plain.meta["val"] = second.meta["val"] = flash(*[q.meta["val"]] * 3, 0.0, True)
+    assert node_flops(second) == node_flops(plain) > 0
+    assert roofline_us(second, ROW) == roofline_us(plain, ROW)
 
 
 @pytest.mark.parametrize("causal", [False, True])

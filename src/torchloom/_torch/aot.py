@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -121,7 +122,6 @@ def split_joint(
     """
     from torch._functorch import partitioners as torch_partitioners
     from torch.fx.experimental.proxy_tensor import is_sym_node
-    from torch.utils._python_dispatch import _disable_current_modes
 
     info = torch_partitioners.classify_nodes(
         joint, list(static_lifetime_input_indices), num_fwd_outputs
@@ -139,9 +139,7 @@ def split_joint(
             forward, backward = torch_partitioners.functionalize_rng_ops(
                 joint, forward, backward, len(symbols)
             )
-        with _disable_current_modes(), _fake_mode_of(joint):  # bodies are split within a trace
-            _record_drawn(forward.graph)
-            _record_drawn(backward.graph)
+        _record_drawn(joint, forward.graph, backward.graph)
     backward = torch_partitioners.reordering_to_mimic_autograd_engine(backward)
     forward = torch_partitioners.raise_getitems(forward)
     backward = torch_partitioners.raise_getitems(backward)
@@ -151,17 +149,26 @@ def split_joint(
     return forward, backward
 
 
-def _record_drawn(graph: fx.Graph) -> None:
+def _record_drawn(joint: fx.GraphModule, *graphs: fx.Graph) -> None:
     """Record the values of calls that draw random numbers twice, which torch leaves without.
 
     Their results take memory from the call on, not from where they are picked.
     """
-    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+    from torch._prims import rng_prims
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    for target in (run_and_save_rng_state, run_with_rng_state):
-        for node in graph.find_nodes(op="call_function", target=target):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-            node.meta["val"] = target(*args, **kwargs)
+    targets = (
+        rng_prims.run_and_save_rng_state,
+        rng_prims.run_with_rng_state,
+        rng_prims.graphsafe_run_with_rng_state,
+    )
+    with _disable_current_modes(), _fake_mode_of(joint):  # bodies are split within a trace
+        for graph, target in itertools.product(graphs, targets):
+            for node in graph.find_nodes(op="call_function", target=target):
+                if all("val" in each.meta for each in node.all_input_nodes):
+                    call = node.args, node.kwargs
+                    args, kwargs = fx.node.map_arg(call, lambda each: each.meta["val"])
+                    node.meta["val"] = target(*args, **kwargs)
 
 
 def _fake_mode_of(joint: fx.GraphModule) -> AbstractContextManager[Any]:
@@ -183,7 +190,9 @@ def min_cut_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -
     """Split a joint graph by min-cut, obeying the recompute tags of its nodes."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+    _record_drawn(joint, forward.graph, backward.graph)
+    return forward, backward
 
 
 def trial_partition(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[fx.Graph, fx.Graph]:

@@ -145,6 +145,7 @@ def split_joint(
     """Split a joint graph with calls of bodies, by the partitioner of the hooks or a default one."""
     keep_calls(joint.graph)
     forward, backward = (hooks.partition or default)(joint, joint_inputs, **settings)
+    hooks.halves(forward.graph, backward.graph)
     for half in (forward, backward):
         name_calls(half.graph, hooks.bodies)
     return forward, backward

@@ -79,6 +79,8 @@ class WeaveHooks:
     the code of both. Otherwise torch compiles each backward graph when it first runs, after all forward graphs of a
     model with graph breaks."""
     bodies: Bodies = field(default_factory=dict)
+    halves: Callable[[fx.Graph, fx.Graph], None] = lambda forward, backward: None
+    """Called with forward and backward as they were split, before a compiler rewrites them."""
     phase: Callable[[str], None] = lambda name: None
     """Called with what a route begins to do: "trace", "layer" (to lower a body), "rest" (to lower a graph)."""
     wrap: Callable[[GraphKind, fx.GraphModule], Callable[[Boxed], Boxed]] | None = None

@@ -118,7 +118,7 @@ def compile_with_inductor(
         "joint_custom_pre_pass": GraphHook(joint, _named("joint", hooks.key)),
         "post_grad_custom_post_pass": GraphHook(lowered, _named("lowered", hooks.key)),
     }
-    if hooks.partition is not None or hooks.bodies:
+    if hooks.partition is not None or hooks.bodies or hooks.backward_at_once:
 
         def split(graph: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
             return split_joint(graph, inputs, hooks, min_cut_partition, **settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,6 +88,13 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     eager: Annotated[
         bool, typer.Option("--eager", help="Count elementwise operators one by one, not fused.")
     ] = False,
+    lower: Annotated[
+        bool,
+        typer.Option(
+            "--lower",
+            help="Also compile Inductor's code for the device: needs a CUDA build of torch, no GPU.",
+        ),
+    ] = False,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a sample.")] = 4096,
     output: Annotated[
         Path | None,
@@ -104,6 +113,12 @@ def simulate(  # noqa: PLR0913  each is an option of the command
     from torchloom.costs import load_table
     from torchloom.simulation.choices import choices_of, frontier_chart, simulate_choice, table
 
+    if lower:
+        from torchloom.simulation.lower import run_prepared
+
+        code = run_prepared(device)
+        if code is not None:
+            raise typer.Exit(code)
     base, source = _config_of(config), _model_of(model)
     measured = None if costs is None else load_table(path=costs)
     choices = choices_of(
@@ -129,6 +144,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
                 network=network,
                 costs=measured,
                 eager=eager,
+                lowers=lower,
             )
             found.append((choice, one))
         except PlanError as error:
@@ -145,6 +161,9 @@ def simulate(  # noqa: PLR0913  each is an option of the command
         _write_plan(output, found)
     if chart is not None and found:
         write_whole(chart, frontier_chart(found))
+    if lower:  # threads of autograd would wait for a device at exit
+        sys.stdout.flush()
+        os._exit(0 if all(not each.lowered.refused for _, each in found) else 1)
 
 
 def _model_of(text: str) -> str | Callable[..., Any]:

@@ -81,7 +81,18 @@ def kind_of_work(node: fx.Node) -> str:
 
 
 def _is_attention(node: fx.Node) -> bool:
-    return any(mark in str(node.target) for mark in _ATTENTION)
+    return any(mark in str(_call_of(node)[0]) for mark in _ATTENTION)
+
+
+def _call_of(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return operator and arguments of a call, of the one inside where it takes a generator's state.
+
+    So graphs for CUDA call what draws or may draw, as flash attention, and is computed again in backward.
+    """
+    if str(node.target) != "graphsafe_run_with_rng_state":
+        return node.target, node.args, node.kwargs
+    kwargs = {name: value for name, value in node.kwargs.items() if name != "rng_state"}
+    return node.args[0], node.args[1:], kwargs
 
 
 def is_computed(node: fx.Node) -> bool:
@@ -105,11 +116,11 @@ def node_flops(node: fx.Node) -> int:
 
     Causal attention counts half, as fused kernels skip what is masked.
     """
-    target = node.target
+    target, given, named = _call_of(node)
     if not isinstance(target, OpOverload) or value_of(node) is None:
         return 0
-    args = fx.node.map_aggregate(fx.node.map_arg(node.args, value_of), _known)
-    kwargs: Any = fx.node.map_aggregate(fx.node.map_arg(node.kwargs, value_of), _known)
+    args = fx.node.map_aggregate(fx.node.map_arg(given, value_of), _known)
+    kwargs: Any = fx.node.map_aggregate(fx.node.map_arg(named, value_of), _known)
     if target in _FORMULAS:
         flops = _FORMULAS[target](args)
     elif target.overloadpacket in flop_registry:

@@ -44,6 +44,8 @@ class Ledger(DispatchMode):
         refreshes: what gathering anew holds, by the weight whose first use begins it.
     """
 
+    supports_higher_order_operators = True  # those that draw numbers again in backward
+
     def __init__(
         self,
         workspaces: WorkspaceTable,

@@ -117,7 +117,7 @@ def signature_of_call(call: Call) -> Signature | None:
     return f"{target}({', '.join(parts)})"
 
 
-_DRAWING = ("run_and_save_rng_state", "run_with_rng_state")
+_DRAWING = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 """Calls of an operator that draws random numbers, and again with the state it had then."""
 
 

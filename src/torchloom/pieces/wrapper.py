@@ -46,6 +46,7 @@ def load_wrapper(source: str, on_extern: OnExtern) -> Wrapper | None:
         assert_alignment=_ignore,
         copy_if_misaligned=_same,  # reads addresses, which fake tensors have none of
         extern_kernels=_Extern(on_extern),
+        get_raw_stream=_ignore,
     )
     found: Wrapper | None = names.get("call")
     return found

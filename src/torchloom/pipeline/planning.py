@@ -35,11 +35,8 @@ from torchloom.graph import (
     value_of,
 )
 from torchloom.memory import (
-    Interface,
     expanded_joint,
-    interface_of,
     micro_step,
-    replay_peak,
 )
 from torchloom.ops.losses import ROWS_ARG, chunked_loss
 from torchloom.ops.regions import halves_called, known_bodies
@@ -92,8 +89,8 @@ class PlannedSplit:
     _joint_inputs: Any = ()
     _num_results: int = 0
     _static_inputs: Sequence[int] | None = None
-    _interface: Interface | None = None
-    _fetched: frozenset[str] = frozenset()
+    fetched: frozenset[str] = frozenset()
+    """Parameters of the split graph whose shards wait on the host."""
     _known: KnownValues = field(default_factory=KnownValues)
     _inside: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By the names of values within calls of bodies: which call, and their names in the body."""
@@ -126,32 +123,9 @@ class PlannedSplit:
         self.report.plan = plan = replace(plan, loss_rows=rows)
         if plan.offload:
             self._offload(joint, plan.offload, plan.again)
-        self._fetched = frozenset(reloaded_bytes(joint)) - frozenset(plan.pieces)
+        self.fetched = frozenset(reloaded_bytes(joint)) - frozenset(plan.pieces)
         keep_shards(joint, plan.pieces)
-        forward, backward = self._split(joint, plan.recompute, is_final=True)
-        self._interface = interface_of(forward.graph, backward.graph)
-        return forward, backward
-
-    def replay(self, sources: Mapping[str, str]) -> int | None:
-        """Return the peak in bytes of the code that a compiler wrote for the two graphs.
-
-        Args:
-            sources: Python code by "forward" and "backward".
-
-        Returns:
-            Bytes beyond the memory that was in use before the graphs; None if unknown.
-        """
-        if self._interface is None or not {"forward", "backward"} <= sources.keys():
-            return None
-        return replay_peak(
-            sources["forward"],
-            sources["backward"],
-            self._interface,
-            self.planner.workspaces,
-            self.planner.transit,
-            fetched=self._fetched,
-            is_recorded=self.is_recorded,
-        )
+        return self._split(joint, plan.recompute, is_final=True)
 
     def _plan(self, joint: fx.GraphModule) -> GraphPlan:
         started = time.perf_counter()

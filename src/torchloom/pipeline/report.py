@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,6 +69,10 @@ class GraphReport:
     """The predicted peak of forward and backward; None without a recorder or planner."""
     times: Timeline | None = None
     """Predicted time of one forward and backward, and what compute waits for; None where there is no peak."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """What Inductor wrote for "forward" and "backward", where nothing runs it: in a simulation."""
+    code_peak_bytes: int | None = None
+    """What that code allocates at most; None where that is not known."""
     regions: tuple[RegionCalls, ...] = ()
     """Bodies that stand for equal parts of the graph."""
     flat_because: tuple[str, ...] = ()
@@ -82,6 +87,7 @@ class GraphReport:
         self.compile_s, self.passes = other.compile_s, other.passes
         self.collectives, self.plan = other.collectives, other.plan
         self.peak, self.times = other.peak, other.times
+        self.code, self.code_peak_bytes = other.code, other.code_peak_bytes
         self.regions, self.flat_because = other.regions, other.flat_because
         self.cuda_graphs = other.cuda_graphs
 

@@ -26,7 +26,14 @@ from torchloom.deepcompile.site import Spot
 from torchloom.errors import RegionError, own_error
 from torchloom.graph import Choices, GraphPass, PassContext, digest_of, graph_digest
 from torchloom.log import get_logger
-from torchloom.memory import alive_at_peak, expanded, micro_step
+from torchloom.memory import (
+    Interface,
+    alive_at_peak,
+    expanded,
+    interface_of,
+    micro_step,
+    replay_peak,
+)
 from torchloom.memory.measure import default_budget_bytes
 from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
@@ -37,7 +44,6 @@ from torchloom.pipeline.planning import OFFLOAD, SELECTIVE, PlannedSplit
 from torchloom.pipeline.registry import option_of
 from torchloom.pipeline.report import GraphReport, tell_bodies, tell_peak
 from torchloom.pipeline.setup import CompileSetup
-from torchloom.plan import GraphPlan
 from torchloom.regions import Outlined
 
 logger = get_logger(__name__)
@@ -72,6 +78,7 @@ class Weaving:
     _woven_here: set[GraphKind] = field(default_factory=set)
     """Kinds of graphs that were woven here; the others came from a cache."""
     _sources: dict[str, str] = field(default_factory=dict)
+    _interface: Interface | None = None
     _forward: fx.GraphModule | None = None
     """A copy of the woven forward graph: compilers rewrite the original before backward is woven."""
     _is_finished: bool = False
@@ -139,6 +146,7 @@ class Weaving:
             backward_at_once=self.backward_at_once
             or (split is not None and self.setup.backend == "inductor"),
             bodies=bodies,
+            halves=self._see_halves,
             phase=self._tell_phase,
             wrap=None if recordings is None else recordings.of_one_graph(self._tell_recorded),
         )
@@ -149,6 +157,9 @@ class Weaving:
         events.emit(events.GraphRecorded(graph=self.report.name, lowered=kind, state=state))
         if state != RECORDED and self.setup.announce:
             logger.warning("compile.cuda_graphs: %s is not recorded: %s", name, state)
+
+    def _see_halves(self, forward: fx.Graph, backward: fx.Graph) -> None:
+        self._interface = interface_of(forward, backward)
 
     def _tell_phase(self, name: str) -> None:
         self.setup.tell_phase(name, self.report.name)
@@ -171,9 +182,11 @@ class Weaving:
                 self.setup.planner.learn(known.plan)
                 self.setup.planner.settle(known.plan)
             return
-        if self._split is not None and report.plan is not None:
+        if self.setup.backward_at_once:  # a simulation shows it
+            report.code = self._sources
+        if report.plan is not None or report.code:
             started = time.perf_counter()
-            self._weigh(self._split, report.plan)
+            self._weigh()
             report.planning_s += time.perf_counter() - started
         self._remember()
 
@@ -183,10 +196,28 @@ class Weaving:
         )
         sidecar.save(self._sidecar_name(), decided)
 
-    def _weigh(self, split: PlannedSplit, plan: GraphPlan) -> None:
-        planner = self.setup.planner
-        peak_bytes = split.replay(self._sources)
-        if peak_bytes is None or planner is None:
+    def _replay(self) -> int | None:
+        """Return the peak of the code that a compiler wrote for both graphs; None if unknown."""
+        if self._interface is None or not {"forward", "backward"} <= self._sources.keys():
+            return None
+        account = self.setup.book.account
+        return replay_peak(
+            self._sources["forward"],
+            self._sources["backward"],
+            self._interface,
+            account.workspaces,
+            account.transit,
+            fetched=() if self._split is None else self._split.fetched,
+            is_recorded=self.setup.recordings is not None,
+        )
+
+    def _weigh(self) -> None:
+        """Replay the code; plan with what it allocates."""
+        planner, plan = self.setup.planner, self.report.plan
+        peak_bytes = self.report.code_peak_bytes = self._replay()
+        if planner is None or plan is None:
+            return
+        if peak_bytes is None:
             logger.info("%s: the peak is that of the graphs, not of the code", self.report.name)
             return
         least = min(plan.min_peak_bytes, peak_bytes)  # code may need less than any of the graphs

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchloom.costs.hardware import peak_tflops
 from torchloom.plan import Plan
+from torchloom.simulation.lower import Lowered
 
 _SHOWN = 5
 """Transfers that compute waits for, in the text: what is worth a change is among the first."""
@@ -59,6 +60,8 @@ class Simulation:
     """What the ranks would plan; None without a budget."""
     flat_because: tuple[str, ...]
     """Why equal layers were not compiled as one."""
+    lowered: Lowered | None
+    """The code for the device, where it was asked for."""
     simulated_in_s: float
 
     @property
@@ -152,6 +155,8 @@ class Simulation:
             lines.append(
                 f"  note       equal layers were compiled one by one: {self.flat_because[0]}"
             )
+        if self.lowered is not None:
+            lines.append(self.lowered.text())
         return "\n".join(lines)
 
 

@@ -40,6 +40,7 @@ from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
 from torchloom.shard.roots import forget_model
 from torchloom.simulation.checkpointing import checkpoint_layers
+from torchloom.simulation.lower import lowered, prepare
 from torchloom.simulation.result import Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
@@ -133,6 +134,7 @@ class _Compiled(NamedTuple):
             flops_per_token=work.flops_per_token,
             plan=plan,
             flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
+            lowered=lowered(graphs, peak.peak_bytes),
             simulated_in_s=time.perf_counter() - began,
         )
 
@@ -170,6 +172,7 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     costs: CostTable | None = None,
     checkpointing: str = "none",
     eager: bool = False,
+    lowers: bool = False,
     name: str = "",
 ) -> Simulation:
     """Predict peak memory and time of a training step on hardware that is not there.
@@ -192,6 +195,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
         checkpointing: what layers keep for backward, as published runs have it: "none", "full", "layers" or
             "selective" (`checkpoint_layers`). A budget chooses by itself.
         eager: whether operators run one by one, as where nothing is compiled, not fused.
+        lowers: whether Inductor compiles the graphs for the device, as `torchloom plan simulate --lower` asks; only
+            its own process can.
         name: of the model, for tables.
 
     Raises:
@@ -215,7 +220,9 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     table = over_network(table, table.network)
     if eager:
         table = replace(table, device=replace(table.device, fuses=False))
-    settings = load_config(_with_budget(config, budget), world_size=world_size)
+    if lowers:
+        prepare(table.device.name, table.device.capacity_bytes or 1 << 40)
+    settings = load_config(_with_budget(config, budget, lowers=lowers), world_size=world_size)
     sharing = settings.zero.shard_size or world_size
     with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
@@ -223,7 +230,8 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     checkpoint_layers(module, checkpointing)
     with simulated_world(sharing, _transport_of(table), world_size // sharing) as comm:
         try:
-            compiled = _compiled(module, inputs, settings, comm, table, optimizer, loss)
+            place = torch.device("cuda" if lowers else "cpu")
+            compiled = _compiled(module, inputs, settings, comm, table, place, optimizer, loss)
             return compiled.result(
                 table, settings, name or type(module).__name__, _tokens(inputs), began
             )
@@ -238,12 +246,12 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
             forget_model(module)
 
 
-def _with_budget(config: Any, budget: str | float | None) -> Any:
+def _with_budget(config: Any, budget: str | float | None, *, lowers: bool) -> Any:
     """Return the config for code that runs here, with another budget where one is given."""
     settings: dict[str, Any] = read(config, Findings()).tree
     options: dict[str, Any] = dict(settings.get("compile") or {})
     # Inductor's code would be for this processor; the graphs are the same under any backend.
-    options |= {"backend": "aot_eager", "strict": True}
+    options |= {"backend": "inductor" if lowers else "aot_eager", "strict": True}
     if budget is not None:
         options["memory_budget"] = budget
     return {**settings, "compile": options}
@@ -268,11 +276,11 @@ def _compiled(
     settings: Config,
     comm: Communicator,
     table: CostTable,
+    device: torch.device,
     optimizer: Callable[..., Optimizer] | None,
     loss: Callable[..., Tensor] | None,
 ) -> _Compiled:
     """Shard, build and capture a step."""
-    device = torch.device("cpu")
     num_params = sum(param.numel() for param in module.parameters())
     layout = plan_layout(
         module,

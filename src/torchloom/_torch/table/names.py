@@ -28,6 +28,16 @@ NEEDED = {
     "`torchloom.simulate` shows torch's error for a forward that reads values": """
         torch._subclasses.fake_tensor DataDependentOutputException
     """,
+    "`torchloom plan simulate --lower` fails": """
+        torch._C _ensureCUDADeviceGuardSet
+        torch._dynamo.device_interface.CudaInterface is_available
+        torch._inductor.async_compile.AsyncCompile triton
+        torch._inductor.codecache _load_triton_kernel_from_source
+        torch._inductor.config force_disable_caches joint_graph_constant_folding shape_padding
+        torch._inductor.runtime.triton_helpers set_driver_to_gpu
+        torch.ops.aten _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention
+        torch.ops.aten _scaled_dot_product_flash_attention
+    """,
     "`torch.optim.Muon` refuses the shards of a model": """
         torch.optim._muon Muon
     """,
@@ -159,7 +169,7 @@ NEEDED = {
         torch._functorch.partitioners functionalize_rng_ops has_recomputable_ops raise_getitems
         torch._functorch.partitioners reordering_to_mimic_autograd_engine
         torch._inductor.fx_passes.reinplace inplaceable_foreach_ops inplaceable_ops
-        torch._prims.rng_prims run_and_save_rng_state run_with_rng_state
+        torch._prims.rng_prims graphsafe_run_with_rng_state run_and_save_rng_state run_with_rng_state
         torch.fx._lazy_graph_module _LazyGraphModule _use_lazy_graph_module
         torch.fx.experimental.proxy_tensor is_sym_node
     """,

@@ -89,6 +89,14 @@ class Fact(_Ranged):
 
 PATCHES = (
     Patch(
+        name="torch.cuda.get_device_properties",
+        where="torchloom._torch.no_driver.answer_for",
+        because="it, the other questions of torch.cuda and Dynamo's CudaInterface, AsyncCompile.triton, Triton's driver,"
+        " CompiledFxGraph.__call__ and attention on CUDA ask or load a driver, even for tensors without data",
+        reproduction="torch.compile of a function of fake CUDA tensors where no driver is: RuntimeError, no NVIDIA driver",
+        without="`torchloom plan simulate --lower` needs a GPU",
+    ),
+    Patch(
         name="torch.nn.Module.compile",
         where="torchloom._torch.module_calls.compile_in_place",
         because="it hands `_call_impl` to Dynamo, which skips frames of torch.nn: a root such as"

@@ -1,0 +1,123 @@
+"""Code for a GPU, made where there is none. `UPDATE_GOLDEN=1` writes the expected orders anew."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from torchloom._torch import no_driver
+from torchloom.cli import make_app
+from torchloom.errors import PlanError
+from torchloom.simulation.lower import order_of, prepare
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MODEL = """
+from torchloom.recipes.train.model import Llama, LlamaConfig
+
+def tiny(batch, seq_len):
+    return Llama(LlamaConfig(
+        vocab_size=1024, dim=512, num_layers=8, num_heads=8, hidden_dim=1408, max_seq_len=seq_len
+    ))
+"""
+WRAPPER = """
+def body_1_forward(args):
+    a, b = args
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        triton_poi_fused_0.run(a, b, 8, stream=raw_stream0)
+        extern_kernels.mm(a, b, out=c)
+        extern_kernels.mm(c, b, out=a)
+    return (a, )
+
+class Runner:
+    def call(self, args):
+        x, = args
+        with torch.cuda._DeviceGuard(0):
+            buf0 = torch.ops.torchloom.gather_start.default([x, y], ['a', 'b'], torch.float32, 2, '2x1#0')
+            buf1 = buf0[0]
+            buf2 = buf0[1]
+            del buf0
+            buf3 = empty_strided_cuda((8, ), (1, ), torch.float32)
+            torch.ops.torchloom.wait_.default([buf1, buf2], [x, y], '2x1#0')
+            body_1_forward_args = [buf1, buf2]
+            del buf1
+            buf4 = body_1_forward(body_1_forward_args)
+            del buf2; del buf3  # reuse
+            buf5 = torch.ops.torchloom.offload_start.default([buf4])
+            buf6 = buf5[0]
+            torch.ops.torchloom.wait_.default([buf6], [buf4], '')
+        return (buf6, )
+"""
+
+
+def test_the_order_of_a_wrapper() -> None:
+    assert order_of(ast.parse(WRAPPER)) == [
+        "start gather a and 1 more",
+        "wait gather a and 1 more",
+        "free gather a",
+        "call body 1",
+        "free gather b",
+        "start offload buf4",
+        "wait offload buf4",
+        "body 1:",
+        "  run kernel, 2 mm",
+    ]
+
+
+def test_what_is_lacking_is_named(monkeypatch) -> None:
+    command = ["plan", "simulate", "--model", "tiny", "--world-size", "8", "--lower"]
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    result = CliRunner().invoke(make_app("plan"), command)
+    assert result.exit_code and "has no CUDA or no Triton: install a build that has" in str(
+        result.exception
+    )
+    assert "there is no CUDA architecture for device 'cpu'" in no_driver.why_not_lowered("cpu")
+    with pytest.raises(PlanError, match="only below"):
+        prepare("h100-80gb", 1)
+
+
+@pytest.mark.skipif(
+    bool(no_driver.why_not_lowered("h100-80gb")), reason=no_driver.why_not_lowered("h100-80gb")
+)
+@pytest.mark.skipif(
+    torch.__version__.split(".")[:2] != ["2", "13"], reason="orders were written with torch 2.13"
+)
+@pytest.mark.parametrize("name", ["plain", "budget", "offload"])
+def test_eight_layers_become_machine_code_in_the_planned_order(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    settings = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "compile": {
+            "plain": {},
+            "budget": {"memory_budget": "150MB"},
+            "offload": {"offload_activation": True},
+        }[name],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "torchloom", "plan", "simulate", "--lower", "--json"]
+    command += ["--model", f"{tmp_path / 'model.py'}:tiny", "--config", f"{tmp_path}/config.json"]
+    command += ["--world-size", "8", "--network", "nvlink", "--batch", "2", "--seq-len", "320"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    (found,) = json.loads(ended.stdout)
+    lowered = found["lowered"]
+    assert lowered["refused"] == {} and len(lowered["kernels"]) > 15
+    assert all(num_bytes > 1000 for num_bytes in lowered["kernels"].values())
+    # Fusion makes code need less than its graphs.
+    assert 0.5 < lowered["code_peak_bytes"] / lowered["graph_peak_bytes"] <= 1
+    if found["plan"] is not None:
+        assert found["plan"]["graphs"][0]["peak_bytes"] == lowered["code_peak_bytes"]
+    text = "\n".join(lowered["order"]) + "\n"
+    expected = GOLDEN / f"lower.{name}.expected"
+    if os.environ.get("UPDATE_GOLDEN"):
+        expected.write_text(text)
+    assert text == expected.read_text()
