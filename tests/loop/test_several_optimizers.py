@@ -109,9 +109,15 @@ def test_report_says_who_owns_what_and_what_it_costs() -> None:
         model = torchloom.shard_model(Odd(), 3, persistence_threshold=0)
         optimizers = muon_and_adamw(model)
         with torchloom.watch() as watched:
-            session = torchloom.compile(model, optimizer=optimizers, backend="aot_eager")
+            session = torchloom.compile(
+                model, optimizer=optimizers, backend="aot_eager", config={"memory_budget": "1GB"}
+            )
             with Recorder() as recorder:
                 train(model, optimizers, schedules_of(optimizers), rank, 2, range(1))
+        states = [state for each in optimizers for state in each.state.values()]
+        held = [v.untyped_storage().nbytes() for s in states for v in s.values() if v is not None]
+        parts = [size for kind, _, size in session.standing.parts if kind == "optimizer states"]
+        assert sum(parts) == sum(held)  # of both, as their own code makes them
         muon, adamw = session.report.owners
         sent, named = 0, dict(model.named_parameters())
         for name, shape, owner in muon.parameters:

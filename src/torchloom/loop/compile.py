@@ -27,22 +27,21 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
-from torchloom.loop.owner_memory import owned_memory
+from torchloom.loop.owner_memory import memory_of
 from torchloom.loop.ownership import ownership_of
 from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import StepLog, Work
-from torchloom.loop.together import Beside
+from torchloom.loop.together import Beside, members_of
 from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
-from torchloom.memory import StepMemory, WorkspaceTable, step_memory
 from torchloom.memory.measure import device_bytes
 from torchloom.pipeline import CompileSession, PassItem, Schedule
 from torchloom.runtime import Communicator, lookup, use_shared_memory
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, layout_of, whole_states
 from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
-from torchloom.step.interfaces import STATES, OwnedMemory
+from torchloom.step.interfaces import STATES
 
 logger = get_logger(__name__)
 
@@ -175,7 +174,7 @@ def compile_step(
         driver: steps it.
         may_stream: whether its optimizer's states may stream from the host.
     """
-    driver = replace(driver, owned_memory=_memory_of(driver.optimizer))
+    driver = replace(driver, owned_memory=memory_of(driver.optimizer))
     total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
     description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
     if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):
@@ -186,39 +185,11 @@ def compile_step(
     compiled = build_step(description, model, comm, driver)
     compiled.session.report.owners = tuple(
         told
-        for each in _members(driver.optimizer)
+        for each in members_of(driver.optimizer)
         for told in ownership_of(each).chosen()
         if told.parameters or told.num_divided
     )
     return compiled
-
-
-def _members(optimizer: Any) -> list[Any]:
-    """Return the optimizers that are stepped each by itself, without what frameworks wrap around them."""
-    found = optimizer.optimizers if isinstance(optimizer, Beside) else [optimizer]
-    return [getattr(each, "optimizer", each) for each in found if each is not None]
-
-
-def _memory_of(optimizer: Any) -> OwnedMemory | None:
-    members = _members(optimizer)
-    owned = [owned_memory(each) for each in members]
-    if len(members) < 2:
-        return owned[0] if owned else None
-
-    def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
-        """Return what all keep, and the most that one allocates: they step one after the other."""
-        found = [
-            own(workspaces) if own else step_memory(each, workspaces)
-            for each, own in zip(members, owned, strict=True)
-        ]
-        known = [each for each in found if each is not None]
-        if len(known) < len(found):
-            return None
-        most = max(known, key=lambda each: each.peak_bytes)
-        states = {key: size for each in known for key, size in each.state_bytes.items()}
-        return most._replace(state_bytes=states)
-
-    return of_all
 
 
 def _refuse_keys(compile_kwargs: Mapping[str, Any]) -> None:

@@ -13,10 +13,34 @@ from torchloom.loop.elementwise import step_without_hooks
 from torchloom.loop.owner_exchanges import buckets
 from torchloom.loop.owners import Unit
 from torchloom.loop.ownership import Ownership, ownership_of
+from torchloom.loop.together import members_of
 from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
 from torchloom.runtime.base import Pending
 from torchloom.step.interfaces import OwnedMemory
+
+
+def memory_of(optimizer: Any) -> OwnedMemory | None:
+    """Return what finds out the memory of a loop's optimizers; None where shards alone are stepped, by one optimizer."""
+    members = members_of(optimizer)
+    owned = [owned_memory(each) for each in members]
+    if len(members) < 2:
+        return owned[0] if owned else None
+
+    def of_all(workspaces: WorkspaceTable) -> StepMemory | None:
+        """Return what all keep, and the most that one allocates: they step one after the other."""
+        found = [
+            own(workspaces) if own else step_memory(each, workspaces)
+            for each, own in zip(members, owned, strict=True)
+        ]
+        known = [each for each in found if each is not None]
+        if len(known) < len(found):
+            return None
+        most = max(known, key=lambda each: each.peak_bytes)
+        states = {key: size for each in known for key, size in each.state_bytes.items()}
+        return most._replace(state_bytes=states)
+
+    return of_all
 
 
 def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:

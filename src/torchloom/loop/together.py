@@ -90,3 +90,9 @@ class Beside:
     def state(self) -> dict[Any, Any]:
         """The states that they have now."""
         return {key: value for each in self.optimizers for key, value in each.state.items()}
+
+
+def members_of(optimizer: Any) -> list[Any]:
+    """Return the optimizers that are stepped each by itself, without what frameworks wrap around them."""
+    found = optimizer.optimizers if isinstance(optimizer, Beside) else [optimizer]
+    return [getattr(each, "optimizer", each) for each in found if each is not None]
