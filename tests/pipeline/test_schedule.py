@@ -46,7 +46,7 @@ def test_needs_hold_within_one_entry_and_the_error_tells_all():
     Resolver(3, known).timetable([(0, ["giver", "taker"])])
     with pytest.raises(PassOrderError) as caught:
         Resolver(3, known).timetable([(0, ["giver"]), (7, ["zero3_compile", "taker"])])
-    for word in ("schedule step 7", "'taker'", "'things'", "'giver'", "so far: dedupe_gathers"):
+    for word in ("schedule step 7", "'taker'", "'things'", "'giver'", "so far: chunk_loss"):
         assert word in str(caught.value)
 
 
