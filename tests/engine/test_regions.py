@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import re
 import tempfile
@@ -31,11 +32,11 @@ LETTERS = {
 
 
 class Deep(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
-            for _ in range(4)
+            for _ in range(layers)
         )
 
     def forward(self, x):
@@ -49,9 +50,9 @@ def llama(layers: int = LAYERS) -> Any:
     return zoo.llama(layers=layers, dim=32, kv_heads=4)
 
 
-def deep(seed: int = 0) -> Any:
+def deep(seed: int = 0, layers: int = LAYERS) -> Any:
     torch.manual_seed(seed)
-    return Deep(), (torch.ones(2, 8),)
+    return Deep(layers), (torch.ones(2, 8),)
 
 
 def engine_of(
@@ -142,6 +143,31 @@ def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
         assert (from_cache, is_warm) == (False, True)
         # Forward, then backward: each lowers the layer when it comes to the first call.
         assert phases == ["trace", *2 * ["rest", "layer", "rest", ""]]
+
+
+def test_inductor_lowers_as_many_nodes_for_many_layers_as_for_few() -> None:
+    def lowered(layers: int) -> int:
+        """Return how many operators Inductor lowers outside of bodies."""
+        from torch._inductor.graph import GraphLowering, SubgraphLowering
+
+        call, count = GraphLowering.call_function, 0
+
+        def counting(self: Any, target: Any, *args: Any) -> Any:
+            nonlocal count
+            count += not isinstance(self, SubgraphLowering) and target is not operator.getitem
+            return call(self, target, *args)
+
+        with mock.patch.object(GraphLowering, "call_function", counting):
+            step(*engine_of(lambda: deep(layers=layers), "inductor"))
+        return count
+
+    def run(rank: int, folder: str) -> Any:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{rank}"
+        return lowered(5), lowered(9)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for few, many in run_ranks(2, run, folder, timeout_s=300):
+            assert 0 < many <= few
 
 
 def schedule(folder: str, kind: str) -> str:

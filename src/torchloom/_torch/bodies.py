@@ -245,6 +245,7 @@ def lower_segment(segment: Segment) -> Callable[..., list[Any]]:
         made = ir.Subgraph(name=segment.name, graph_module=parent.module, graph=code)
         return [ir.TensorBox.create(each) for each in ir.InvokeSubgraph.create(made, *args)]
 
+    lower.__name__ = segment.name
     lower._inductor_lowering_function = True  # type: ignore[attr-defined]  how Inductor knows a lowering
     return lower
 

@@ -15,12 +15,10 @@ _DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_i
 _SOURCE = "_dynamo_source"
 
 
-def copy_graph_module(gm: fx.GraphModule, *, is_sketch: bool = False) -> fx.GraphModule:
+def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     """Return a copy of a module with its own graph, over the same parameters, buffers and metadata.
 
-    Args:
-        gm: the captured graph.
-        is_sketch: generate its Python code only when it is first called.
+    Its Python code is generated when it is first called: compilers read the graph alone, and recompile it again and again.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -28,7 +26,7 @@ def copy_graph_module(gm: fx.GraphModule, *, is_sketch: bool = False) -> fx.Grap
         new.meta = dict(old.meta)
         if hasattr(old, _SOURCE):  # AOTAutograd asks inputs where they come from
             setattr(new, _SOURCE, getattr(old, _SOURCE))
-    twin = sketch(gm, graph) if is_sketch else fx.GraphModule(gm, graph)
+    twin = sketch(gm, graph)
     twin.meta = dict(gm.meta)
     for name in _DYNAMO_ATTRS:
         if hasattr(gm, name):

@@ -10,6 +10,7 @@ Inductor, so a norm behind the layers is fused as ever.
 from __future__ import annotations
 
 import operator
+from collections import UserList
 from collections.abc import Iterator, Sequence
 
 from torch import fx
@@ -75,7 +76,8 @@ def _fold(graph: fx.Graph, nodes: Sequence[fx.Node], number: int) -> None:
     )
     with graph.inserting_before(nodes[0]):
         call = graph.call_function(lower_segment(segment), tuple(inputs))
-    call.meta["val"] = segment.outputs
+    # Torch's trees take it for one value: for each result Inductor's passes would look at all of them.
+    call.meta["val"] = UserList(segment.outputs)
     after = call
     for index, node in enumerate(outputs):
         with graph.inserting_after(after):

@@ -120,7 +120,7 @@ class PlannedSplit:
         self._bodies, self._joint_inputs = bodies, joint_inputs
         self._num_results, self._static_inputs = num_fwd_outputs, static_lifetime_input_indices
         rows = self._fit_losses(joint)
-        plan = self._plan(copy_graph_module(joint, is_sketch=True))  # trials write tags into it
+        plan = self._plan(copy_graph_module(joint))  # trials write tags into it
         self.report.plan = plan = replace(plan, loss_rows=rows)
         if plan.offload:
             self._offload(joint, plan.offload, plan.again)
@@ -183,7 +183,7 @@ class PlannedSplit:
                 each.update_arg(ROWS_ARG, number)
             if known or room_bytes is None:
                 return tried
-            copy = copy_graph_module(joint, is_sketch=True)
+            copy = copy_graph_module(joint)
             peak_bytes = self._run(copy, PlanCandidate(frozenset())).peak_bytes
             if before is not None and peak_bytes > _LOWER * before:
                 break
@@ -204,7 +204,7 @@ class PlannedSplit:
         }
 
         def offload(names: frozenset[str], recompute: frozenset[str]) -> PlanningProblem:
-            copy = copy_graph_module(joint, is_sketch=True)
+            copy = copy_graph_module(joint)
             self._offload(copy, names, recompute)
             return self._problem(copy, may_offload=False)
 
@@ -239,7 +239,7 @@ class PlannedSplit:
         self, joint: fx.GraphModule, names: frozenset[str], recompute: frozenset[str]
     ) -> None:
         """Let values of a joint graph wait in host memory, and backward compute others from them again."""
-        copy = copy_graph_module(joint, is_sketch=True)
+        copy = copy_graph_module(joint)
         forward, backward = self._split(copy, recompute, is_final=False)
         split = split_between(forward.graph, backward.graph, self._num_results)
         offload_named(joint, names, split, pin=self._option(OFFLOAD, "pin_memory"))
@@ -317,7 +317,7 @@ class PlannedSplit:
         """
         key = joint.graph, candidate.shards, candidate.recompute
         if key not in self._splits:
-            copy = copy_graph_module(joint, is_sketch=True)
+            copy = copy_graph_module(joint)
             keep_shards(copy, candidate.shards)
             self._splits[key] = self._split(
                 copy,
@@ -329,7 +329,7 @@ class PlannedSplit:
         kept = self._splits
         while sum(len(half.graph.nodes) for each in kept.values() for half in each) > _MOST_NODES:
             del kept[next(iter(kept))]
-        return [copy_graph_module(half, is_sketch=True) for half in halves]
+        return [copy_graph_module(half) for half in halves]
 
 
 @contextmanager

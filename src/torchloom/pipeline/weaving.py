@@ -266,7 +266,7 @@ class Weaving:
     def _find_peak(self, gm: fx.GraphModule, kind: GraphKind, params: Mapping[str, str]) -> None:
         """Record what is alive at the peak, once both graphs are woven; a failure here never stops the compile."""
         if kind == "forward":
-            self._forward = copy_graph_module(gm, is_sketch=True)
+            self._forward = copy_graph_module(gm)
         setup, forward, planner = self.setup, self._forward, self.setup.planner
         if kind != "backward" or forward is None:
             return

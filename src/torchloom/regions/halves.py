@@ -66,7 +66,7 @@ def split_body(
     Raises:
         RegionError: the halves need more than operands and tensors, e.g. states of generators.
     """
-    joint = copy_graph_module(traced.graph_module, is_sketch=True)
+    joint = copy_graph_module(traced.graph_module)
     operands = [n for n in joint.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
     for index in weights:
         for link in with_views(operands[index])[1:]:
