@@ -84,29 +84,22 @@ def test_what_is_lacking_is_named(monkeypatch) -> None:
         prepare("h100-80gb", 1)
 
 
-@pytest.mark.skipif(
+needs_cuda_build = pytest.mark.skipif(
     bool(no_driver.why_not_lowered("h100-80gb")), reason=no_driver.why_not_lowered("h100-80gb")
 )
-@pytest.mark.skipif(
-    torch.__version__.split(".")[:2] != ["2", "13"], reason="orders were written with torch 2.13"
-)
-@pytest.mark.parametrize("name", ["plain", "budget", "offload"])
-def test_eight_layers_become_machine_code_in_the_planned_order(name: str, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    settings = {
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3},
-        "compile": {
-            "plain": {},
-            "budget": {"memory_budget": "150MB"},
-            "offload": {"offload_activation": True},
-        }[name],
-    }
-    (tmp_path / "config.json").write_text(json.dumps(settings))
+
+
+def simulated(folder: Path, compiling: dict, *options: str) -> dict:
+    """Return what the command finds for 8 ranks at stage 3."""
+    (folder / "model.py").write_text(MODEL)
+    settings = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}, "compile": compiling}
+    (folder / "config.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "torchloom", "plan", "simulate", "--lower", "--json"]
-    command += ["--model", f"{tmp_path / 'model.py'}:tiny", "--config", f"{tmp_path}/config.json"]
+    command += ["--model", f"{folder / 'model.py'}:tiny", "--config", f"{folder}/config.json"]
     command += ["--world-size", "8", "--network", "nvlink", "--batch", "2", "--seq-len", "320"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    ended = subprocess.run(
+        [*command, *options], capture_output=True, text=True, check=False, env=os.environ
+    )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     (found,) = json.loads(ended.stdout)
     lowered = found["lowered"]
@@ -114,6 +107,26 @@ def test_eight_layers_become_machine_code_in_the_planned_order(name: str, tmp_pa
     assert all(num_bytes > 1000 for num_bytes in lowered["kernels"].values())
     # Fusion makes code need less than its graphs.
     assert 0.5 < lowered["code_peak_bytes"] / lowered["graph_peak_bytes"] <= 1
+    return found
+
+
+@needs_cuda_build
+@pytest.mark.skipif(
+    torch.__version__.split(".")[:2] != ["2", "13"], reason="orders were written with torch 2.13"
+)
+@pytest.mark.parametrize(
+    ("name", "compiling"),
+    [
+        ("plain", {}),
+        ("budget", {"memory_budget": "150MB"}),
+        ("offload", {"offload_activation": True}),
+    ],
+)
+def test_eight_layers_become_machine_code_in_the_planned_order(
+    name: str, compiling: dict, tmp_path: Path
+) -> None:
+    found = simulated(tmp_path, compiling)
+    lowered = found["lowered"]
     if found["plan"] is not None:
         assert found["plan"]["graphs"][0]["peak_bytes"] == lowered["code_peak_bytes"]
     text = "\n".join(lowered["order"]) + "\n"
@@ -121,3 +134,9 @@ def test_eight_layers_become_machine_code_in_the_planned_order(name: str, tmp_pa
     if os.environ.get("UPDATE_GOLDEN"):
         expected.write_text(text)
     assert text == expected.read_text()
+
+
+@needs_cuda_build
+def test_attention_that_checkpointed_layers_compute_again_is_replayed(tmp_path: Path) -> None:
+    found = simulated(tmp_path, {"regions": False}, "--checkpointing", "full")
+    assert any("graphsafe_run_with_rng_state" in line for line in found["lowered"]["order"])
