@@ -82,7 +82,7 @@ def test_parts_step_as_at_once_while_others_travel() -> None:
         small = mock.patch.object(owner_exchanges, "BUCKET_BYTES", 300)
         with small, newton_schulz_in_fp32(), mock.patch("torchloom.loop.ownership.Trip", Watched):
             for kind, make in kinds.items():
-                for stage in (1, 3):
+                for stage in (1, 3) if kind == "Shampoo" else (3,):
                     model = torchloom.shard_model(Odd(), stage, persistence_threshold=0)
                     optimizers = make(model)
                     train(model, optimizers, rank, 2)
