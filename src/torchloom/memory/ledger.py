@@ -261,7 +261,7 @@ class _MadeUpNumbers(DispatchMode):
         try:
             return func(*args, **(kwargs or {}))
         except RuntimeError:
-            if func is not torch.ops.aten._local_scalar_dense.default:
+            if func.name() != "aten::_local_scalar_dense":
                 raise
             return 1.0 if args[0].dtype.is_floating_point else 1
 
