@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-ITEM: Any = torch.ops.aten._local_scalar_dense.default
-"""The operator behind `Tensor.item()`."""
-
 
 def size_hint(size: Any) -> int:
     """Return a size as a number, without a guard: for a symbol what the trace saw."""

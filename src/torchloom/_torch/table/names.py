@@ -38,9 +38,6 @@ NEEDED = {
         torch.ops.aten _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention
         torch.ops.aten _scaled_dot_product_flash_attention
     """,
-    "budgets refuse optimizers of whole parameters that read numbers of tensors": """
-        torch.ops.aten _local_scalar_dense
-    """,
     "`torch.optim.Muon` refuses the shards of a model": """
         torch.optim._muon Muon
     """,
