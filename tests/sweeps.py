@@ -17,7 +17,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "loop/test_steps.py::test_a_loop_of_ones_own_tells_what_is_known": ("by_torchloom-3",),
     "memory/test_expand.py::test_peaks_of_bodies_are_measured_as_predicted": ("3",),
     "numerics/test_region_lengths.py::test_every_length_has_the_same_calls": ("shown",),
-    "simulation/test_simulate.py::test_the_plan_is_that_of_real_ranks_to_the_byte": ("4-2",),
+    "simulation/test_simulate.py::test_the_plan_is_that_of_real_ranks_to_the_byte": ("4-2-AdamW",),
     "checkpoints/test_others.py::test_plain_torch_reads_it_by_the_names_of_state_dict": ("3-3", "1-2"),
     "loop/test_optimizer_states.py::test_states_are_whole_and_go_on_with_other_ranks": ("3-2-3-adamw", "2-3-2-sgd"),
     "shard/test_direct_uses.py::test_sums_beside_modules_train_as_in_one_process": (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from torchloom.capture.cuda_graphs import Pool
+from torchloom._torch.cuda_graphs import Pool
 
 
 def test_a_warm_up_waits_for_the_current_stream_which_waits_for_it(monkeypatch) -> None:

@@ -20,8 +20,8 @@ import torchloom
 from support.cuda_graphs import Seen, standing_in
 from support.gpu import gpu, on_gpu_too, one_rank
 from support.pool import run_ranks
+from torchloom._torch.cuda_graphs import pool_of
 from torchloom.capture import recorded
-from torchloom.capture.cuda_graphs import pool_of
 from torchloom.capture.recorded import RECORDED, RecordedGraph
 from torchloom.errors import CompileError, ConfigError, PlanError
 from torchloom.memory import distinct_bytes

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from torchloom.capture import cuda_graphs, recorded
+from torchloom._torch import cuda_graphs
+from torchloom.capture import recorded
 from torchloom.ops import gather_start, reduce_start, sync_start, wait_
 from torchloom.runtime import channel, communicators
 

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, fx
 
 from torchloom._torch.autograd import keeps_graph
+from torchloom._torch.cuda_graphs import CudaRecording, Pool, pool_of
 from torchloom._torch.inductor import first_unrecordable
 from torchloom._torch.tensors import lives_on, num_holders
-from torchloom.capture.cuda_graphs import CudaRecording, Pool, pool_of
 from torchloom.capture.hooks import Boxed, GraphKind
 from torchloom.errors import CompileError
 from torchloom.graph import value_of, written

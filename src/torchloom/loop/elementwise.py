@@ -30,15 +30,10 @@ _ELEMENTWISE_OF_OTHERS = {
     "schedulefree.sgd_schedulefree.SGDScheduleFree",  # 1.4.1
 }
 """The same of other packages. timm's have an argument `caution`, which divides by a mean over elements."""
-_BY_PARTS = {
-    *(
-        "torch.optim.Muon",
-        "torch.optim._muon.Muon",
-    ),  # of 2.13, and of releases that do not rename its module
-    *("torch.optim.Adafactor", "torch.optim._adafactor.Adafactor"),
-    "transformers.optimization.Adafactor",  # 5.23.0
-}
-"""Optimizers that see parameters whole and keep nothing but states of each: stepped some by some, they do as at once."""
+_BY_PARTS = (optim.Adafactor, optim.Muon)
+"""Optimizers that see parameters whole and keep nothing but states of each (torch 2.11-2.15): stepped some by some, they do as
+at once."""
+_BY_PARTS_OF_OTHERS = {"transformers.optimization.Adafactor"}  # 5.23.0
 _JOINS_PARAMETERS = ("Prodigy", "DAdapt")
 """How names of optimizers begin that compute one step size of all parameters, in whatever package (prodigyopt,
 dadaptation, pytorch_optimizer)."""
@@ -73,8 +68,8 @@ def may_step_by_parts(optimizer: Any) -> bool:
     if together is not None:
         return all(map(may_step_by_parts, together))
     return (
-        type(optimizer) in ELEMENTWISE
-        or _name_of(optimizer) in _BY_PARTS
+        type(optimizer) in (*ELEMENTWISE, *_BY_PARTS)
+        or _name_of(optimizer) in _BY_PARTS_OF_OTHERS
         or getattr(optimizer, "by_parts", False) is True
     )
 
@@ -94,8 +89,8 @@ def step_without_hooks(optimizer: Any) -> None:
 def is_known(optimizer: Any) -> bool:
     """Say whether the source of an optimizer was read: what it makes of a parameter depends on this parameter alone."""
     return (
-        type(optimizer) in ELEMENTWISE
-        or _name_of(optimizer) in _ELEMENTWISE_OF_OTHERS | _BY_PARTS
+        type(optimizer) in (*ELEMENTWISE, *_BY_PARTS)
+        or _name_of(optimizer) in _ELEMENTWISE_OF_OTHERS | _BY_PARTS_OF_OTHERS
         or sums_over_ranks(optimizer)
     )
 

@@ -15,7 +15,7 @@ import torch
 
 from serve.models import BATCH, Attending, Plain, made, rows
 from support.gpu import gpu
-from torchloom.capture.cuda_graphs import Pool
+from torchloom._torch.cuda_graphs import Pool
 from torchloom.errors import CompileError, ContractError
 from torchloom.serve import Contract, build, counter, load, tensor
 from torchloom.serve.call.cuda_graphs import Recorded

@@ -323,6 +323,7 @@ USEFUL = {
     """,
     "builds of sizes that cannot be served take as long as others before they are refused": """
         torch._inductor.compile_fx _recursive_joint_graph_passes
+        torch._inductor.decomposition select_decomp_table
     """,
     "values that move to the host may be laid out in other strides": """
         torch._inductor.graph: inductor_realize_to_strides
@@ -330,9 +331,6 @@ USEFUL = {
     "programs run with torch's wrappers; plans keep the peak of the graph": """
         torch._inductor.output_code.CompiledFxGraph constants frozen_param_names inputs_to_check source_code
         torch._inductor.output_code.CompiledFxGraph torchbind_constants
-    """,
-    "loads of programs that are not plain text fail": """
-        torch._inductor.debug RECORD_GRAPH_EXECUTION
     """,
     "Dynamo compiles functions of torchloom that run behind graph breaks": """
         torch._C._dynamo.eval_frame _FrameAction _FrameExecStrategy set_code_exec_strategy

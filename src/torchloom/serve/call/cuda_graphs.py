@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchloom.capture.cuda_graphs import CudaRecording, Pool, pool_of
+from torchloom._torch.cuda_graphs import CudaRecording, Pool, pool_of
 from torchloom.serve.counter import counter
 
 log = logging.getLogger(__name__)
