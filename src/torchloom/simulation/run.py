@@ -90,11 +90,11 @@ class _Compiled(NamedTuple):
             key=lambda found: found[0].peak_bytes + found[1],
         )
         boundary_us = _boundary_us(self.layout, table)
-        # An all-to-all of so many bytes sends from each rank what an all-gather of a part for one rank does.
-        ranks = self.layout.world_size
-        boundary_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
         plan = self.step.session.plan() if standing.budget_bytes is not None else None
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
+        if self.owned_bytes:  # an all-to-all sends from each rank what an all-gather of a part for one rank does
+            ranks = self.layout.world_size
+            update_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
         if plan is not None:
             update_us += micro_steps * max((e.states_us for e in plan.graphs), default=0.0)
         elif standing.states is not None:
