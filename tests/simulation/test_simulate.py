@@ -147,7 +147,8 @@ def test_weights_that_wait_on_the_host_peak_as_on_real_ranks(accumulation: int) 
     assert found.fits
     (graph,) = found.plan.graphs
     free = there.peak_bytes - there.standing_bytes - graph.batch_bytes
-    assert [each[1:] for each in results] == [(free, graph.peak_bytes)] * 2
+    for each in results:  # a loss may live on for a moment
+        assert each[1:] == pytest.approx((free, graph.peak_bytes), abs=8)
 
 
 def test_what_is_said_of_a_step() -> None:

@@ -200,7 +200,9 @@ def test_owners_count_their_states_and_exchanges() -> None:
     first, second = run_ranks(2, fn)
     for key, (plan, peak) in first.items():
         assert plan == second[key][0]
-        assert max(peak, second[key][1]) == pytest.approx(plan.peak_bytes - RESERVE, abs=TAIL), key
+        # Copies of the smallest parameter, by which an unknown optimizer is tried, live a little longer.
+        spare = TAIL if key[0] == "by parts" else 512
+        assert max(peak, second[key][1]) == pytest.approx(plan.peak_bytes - RESERVE, abs=spare), key
     peaks = {key: plan.peak_bytes for key, (plan, _) in first.items()}
     assert peaks["by parts", SMALL] < 0.9 * peaks["by parts", LARGE]
 

@@ -59,6 +59,18 @@ def witnesses_of(optimizer: Optimizer) -> list[Witness]:
     return [found for each in members for found in _witness(each)]
 
 
+def held_beside(optimizer: Optimizer) -> list[Tensor]:
+    """Return tensors such as those that witnesses hold while an optimizer steps, for a trial of its memory."""
+    members = optimizer.linked() if isinstance(optimizer, Together) else [optimizer]
+    held = []
+    for each in members:
+        params = [param for group in each.param_groups for param in group["params"]]
+        if not is_known(each) and len(params) > 1:
+            least = min(params, key=lambda param: param.numel()).detach()
+            held += [least.clone(), least.clone()]
+    return held
+
+
 def joins_parameters(optimizer: Any) -> EngineError:
     """Return the error for an optimizer whose step of a parameter depends on others."""
     return EngineError(
@@ -83,7 +95,9 @@ def _witness(optimizer: Optimizer) -> Iterator[Witness]:
             first, second = _stepped(optimizer, param), _stepped(optimizer, param)
         except Exception:  # noqa: BLE001  of an optimizer that cannot be copied, or steps no parameter alone
             return
-    if torch.equal(first, second):  # chance decides otherwise
+    is_sure = torch.equal(first, second)  # chance decides otherwise
+    del second
+    if is_sure:
         yield Witness(param, param.detach().clone(), first)
 
 
@@ -109,6 +123,7 @@ def _stepped(optimizer: Optimizer, param: Tensor) -> Tensor:
     if param in optimizer.state:
         twin.state[made] = copy.deepcopy(optimizer.state[param])
     twin.step()
+    made.grad = None  # a parameter that is part of a cycle lives on for a while
     return made.detach()
 
 

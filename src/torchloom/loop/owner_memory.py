@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchloom.loop.alone import held_beside
 from torchloom.loop.elementwise import step_without_hooks
 from torchloom.loop.owner_exchanges import buckets
 from torchloom.loop.owners import Unit
@@ -70,9 +71,11 @@ def _memory(
             ownership.units[id(made)] = unit._replace(param=made)
 
         def step() -> None:
+            held = held_beside(stepped)
             ownership.begin()
             step_without_hooks(stepped)
             ownership.bring_back()
+            del held
 
         return step
 

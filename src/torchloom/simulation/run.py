@@ -92,7 +92,9 @@ class _Compiled(NamedTuple):
         boundary_us = _boundary_us(self.layout, table)
         plan = self.step.session.plan() if standing.budget_bytes is not None else None
         update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
-        if self.owned_bytes:  # an all-to-all sends from each rank what an all-gather of a part for one rank does
+        if (
+            self.owned_bytes
+        ):  # an all-to-all sends from each rank what an all-gather of a part for one rank does
             ranks = self.layout.world_size
             update_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
         if plan is not None:
