@@ -94,11 +94,6 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def signature_of(node: fx.Node) -> Signature | None:
-    """Return a text for everything that a node's allocations depend on, None if not probed."""
-    return signature_of_call(_call_of(node)) if node.op == "call_function" else None
-
-
 def signature_of_call(call: Call) -> Signature | None:
     """Return a text for everything that a call's allocations depend on, None if not probed.
 

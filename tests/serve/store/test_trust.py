@@ -66,9 +66,9 @@ class Case:
     def write(self, content: dict) -> None:
         self.entry.write_text(json.dumps(content))
 
-    def put(self, content: bytes, suffix: str = "") -> str:
+    def put(self, content: bytes) -> str:
         """Add an object under the name that is right for it, as anybody can."""
-        name = hashlib.sha256(content).hexdigest() + suffix
+        name = hashlib.sha256(content).hexdigest()
         path = self.root / "objects" / name[:2] / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)

@@ -36,7 +36,7 @@ from torchloom.serve.store.signing_key import SigningKey
 
 VERSION = 9
 _LOOK_S = 0.05
-_NAME = re.compile(r"[0-9a-f]{64}(\.[a-z]+)?")
+_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Store:
@@ -56,12 +56,12 @@ class Store:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    def put(self, content: bytes, suffix: str = "") -> str:
-        """Store bytes and return their name, which is their hash and the suffix.
+    def put(self, content: bytes) -> str:
+        """Store bytes and return their name, which is their hash.
 
         What is there already, and whole, is not written again.
         """
-        digest = hashlib.sha256(content).hexdigest() + suffix
+        digest = hashlib.sha256(content).hexdigest()
         if self.fault(digest):
             path = self._object(digest)
             make_own(path.parent)
