@@ -25,7 +25,13 @@ from torchloom.shard.classes import sharded_class
 from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.layout import Layout, Mode, ParamSpec, param_of
 from torchloom.shard.leaf_modules import Weight, leaves_of, weights_of
-from torchloom.shard.parameter import hold_part, hold_whole, is_shard, refused_collective
+from torchloom.shard.parameter import (
+    check_node_unhooked,
+    hold_part,
+    hold_whole,
+    is_shard,
+    refused_collective,
+)
 from torchloom.shard.regather import attach
 from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
@@ -92,7 +98,7 @@ def shard_module(
         The same model.
 
     Raises:
-        ShardError: the model is sharded already, is wrapped, or is on meta and cannot be initialised.
+        ShardError: the model is sharded already, is wrapped, has hooks that would be lost, or is on meta and cannot be initialised.
     """
     if is_sharded(model):
         raise ShardError(
@@ -102,6 +108,7 @@ def shard_module(
     _check_unwrapped(model, layout)
     _check_shared(model, layout)
     check_code(model, layout)
+    _check_unhooked(dict(model.named_modules()), layout)
     _forget_computed(model)
     keep = functools.partial(_keep_part, layout=layout, broadcast=broadcast)
     kept: set[str] = set()
@@ -110,7 +117,6 @@ def shard_module(
             model, keep, layout=layout, init=init, device=device or torch.device("cpu")
         )
     modules = dict(model.named_modules())
-    _check_unhooked(modules, layout)
     for spec in layout:
         param = param_of(modules, spec)
         if spec.name not in kept:
@@ -135,10 +141,12 @@ def unshard(model: nn.Module) -> nn.Module:
     """Gather every parameter and give the modules their own classes back. All ranks must call it.
 
     Raises:
-        ShardError: the model is not sharded.
+        ShardError: the model is not sharded, or a hook would be lost.
     """
     layout = layout_of(model)
     modules = dict(model.named_modules())
+    for spec in layout.sharded:
+        check_node_unhooked(param_of(modules, spec), spec.name)
     for spec in layout.sharded:
         param = param_of(modules, spec)
         whole = gather_whole(param, spec, layout.handle)
@@ -180,19 +188,23 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
 
 
 def _check_unhooked(modules: dict[str, nn.Module], layout: Layout) -> None:
-    """Refuse hooks of gradients that would be given a shard of them.
+    """Refuse hooks of gradients that would be given a shard of them, or be lost.
 
     Raises:
-        ShardError: a parameter that is about to be cut has some.
+        ShardError: a parameter has some, and is about to be cut, or to be made anew.
     """
-    for spec in layout.sharded:
-        param = param_of(modules, spec)
-        if param._backward_hooks or param._post_accumulate_grad_hooks:
+    for spec in layout:
+        param, is_cut = param_of(modules, spec), spec.mode == "sharded"
+        has_hooks = param._backward_hooks or param._post_accumulate_grad_hooks
+        if has_hooks and (is_cut or param.is_meta):
+            would = "see one rank's shard of it, flat" if is_cut else "be lost with its meta device"
             raise ShardError(
-                f"the parameter {spec.name!r} has a hook on its gradient, which would see one rank's shard of it, flat: "
+                f"the parameter {spec.name!r} has a hook on its gradient, which would {would}: "
                 "remove it before the model is sharded, register one that works element by element afterwards (at "
                 "dict(model.named_parameters())), or use stage 0 or 1"
             )
+        if is_cut or param.is_meta or param.dtype != spec.dtype:
+            check_node_unhooked(param, spec.name)
 
 
 def _check_unwrapped(model: nn.Module, layout: Layout) -> None:
