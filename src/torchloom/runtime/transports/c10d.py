@@ -29,6 +29,7 @@ from torchloom._torch.distributed import (
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label
 from torchloom.runtime.lines import end_waits_with_verdict, wait_for
+from torchloom.shard.shards import slice_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,9 @@ class C10dCollectives:
     ) -> Pending:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
         size = self.group.size
-        sources = [_padded(full, size * s.numel()) for full, s in zip(fulls, shards, strict=True)]
+        sources = [
+            slice_of(full, size * s.numel(), 0) for full, s in zip(fulls, shards, strict=True)
+        ]
         # What is summed in another dtype is cast at the end.
         sums = [
             shard if shard.dtype == full.dtype else full.new_empty(shard.shape)
@@ -175,13 +178,6 @@ def _by_dtype(
             found[source.dtype][0].append(result)
             found[source.dtype][1].append(source)
     yield from found.values()
-
-
-def _padded(full: Tensor, numel: int) -> Tensor:
-    """Return `full` flat; a copy with zeros at its end where it holds less than `numel`."""
-    flat = full.view(-1)
-    missing = numel - flat.numel()
-    return torch.nn.functional.pad(flat, (0, missing)) if missing else flat
 
 
 def _scale_into(targets: Sequence[Tensor], sums: Sequence[Tensor], scale: float) -> None:

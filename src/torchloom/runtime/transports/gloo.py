@@ -42,6 +42,7 @@ from torchloom.runtime.transports.summing import (
     unpack,
     unpack_rows,
 )
+from torchloom.shard.shards import slice_of
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class GlooCollectives(SumsInRankOrder):
             small = [shards[i] for i in split.packed]
             rows.append(
                 [
-                    pack([_padded_row(fulls[i], peer, shards[i].numel()) for i in split.packed])
+                    pack([slice_of(fulls[i], shards[i].numel(), peer) for i in split.packed])
                     for peer in range(size)
                 ]
             )
@@ -146,15 +147,6 @@ class GlooCollectives(SumsInRankOrder):
             parts.clear()
 
         return Pending(finish)
-
-    def meet(self, what: Label) -> None:
-        """Return when all ranks have come here; see `Collectives.meet`."""
-        entry = self.channel.begin(what)
-        mine, theirs = torch.zeros(1), torch.zeros(self.group.size, 1)
-        works = self._swap(
-            send=lambda peer: [mine], receive=lambda peer: [theirs[peer]], entry=entry
-        )
-        wait_for(entry, works)
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
         """Small shards are packed, and unpacked from the rows of all ranks."""
@@ -252,9 +244,3 @@ def _posting(entry: NamedCollective) -> Iterator[None]:
 def _row(full: Tensor, rank: int, numel: int) -> Tensor:
     """The part of `full` that `rank` owns, without padding: possibly short, possibly empty."""
     return full.view(-1)[rank * numel : (rank + 1) * numel]
-
-
-def _padded_row(full: Tensor, rank: int, numel: int) -> Tensor:
-    row = _row(full, rank, numel)
-    missing = numel - row.numel()
-    return torch.nn.functional.pad(row, (0, missing)) if missing else row

@@ -62,6 +62,8 @@ class _HasParts(Collectives, Protocol):
         entry: NamedCollective,
     ) -> Pending: ...
 
+    def arrive(self, what: Label) -> Pending: ...
+
 
 class SumsInRankOrder:
     """The collectives of a transport, made of its `gather_as` and `reduce_as`.
@@ -125,6 +127,15 @@ class SumsInRankOrder:
                 unpack(flats[-1], packed)
 
         return Pending(finish)
+
+    def arrive(self: _HasParts, what: Label) -> Pending:
+        """Tell the other ranks that this one has come here; the result waits until all have."""
+        here, there = torch.zeros(1), torch.zeros(self.group.size)
+        return self.gather_as([here], [there], self.channel.begin(what))
+
+    def meet(self: _HasParts, what: Label) -> None:
+        """Return when all ranks have come here; see `Collectives.meet`."""
+        self.arrive(what).finish()
 
     def all_reduce_transit(self: _HasParts, numels: Sequence[int], dtype: torch.dtype) -> int:
         """What is packed; what all ranks send of small tensors; the sums of this rank's parts of large ones."""
