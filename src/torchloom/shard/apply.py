@@ -129,7 +129,7 @@ def shard_module(
     if broadcast is not None:
         _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)
-    hooks = attach(model, layout.handle, regather=layout.stage == 3)
+    hooks = attach(model, regather=layout.stage == 3)
     counts_loads = model.register_load_state_dict_post_hook(count_load)
     COUNTED.update(modules.values())
     ROOTS[model] = Root(layout, hooks, (counts_loads,))
