@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from torchloom import envs
 from torchloom._torch.distributed import own_store
+from torchloom.config.model import TimeoutsConfig
 from torchloom.errors import TorchloomError
 from torchloom.last_words import tell_at_the_end
 from torchloom.log import get_logger
@@ -38,10 +39,8 @@ from torchloom.runtime.lines.line import (
     end_waits_with_verdict,
     let_compilations_be_interrupted,
 )
-from torchloom.runtime.lines.report import Limits
 
 __all__ = [
-    "Limits",
     "broken",
     "end_waits_with_verdict",
     "explained",
@@ -68,7 +67,7 @@ class _Lines:
         self.group: GroupRef | None = None
         self.hub: Hub | None = None
         self.line: Line | None = None
-        self.limits = Limits()
+        self.limits = TimeoutsConfig()
         self.num_opened = 0
 
     def close(self, how: str) -> None:
@@ -115,7 +114,7 @@ def open_lines() -> None:
     _LINES.line = Line(group.rank(), lambda: _look_up(store), _LINES.limits)
 
 
-def set_limits(limits: Limits) -> None:
+def set_limits(limits: TimeoutsConfig) -> None:
     """Choose how long this rank waits for others."""
     _LINES.limits = limits
     if _LINES.line is not None:
