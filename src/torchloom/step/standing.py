@@ -20,8 +20,8 @@ from torchloom.step.interfaces import OwnedMemory
 
 logger = get_logger(__name__)
 
-_NUM_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
-"""Number of tensors of a parameter's size that an optimizer will keep, by its class."""
+_UNTRIED_STATES = 2
+"""A guess, as Adam keeps: tensors of a parameter's size that an optimizer keeps which cannot be tried without data."""
 _COUNTER_BYTES = 4
 """An optimizer's count of steps, for each parameter; where its states are known, it is among them."""
 _RESERVE_BYTES = 16 << 10
@@ -122,6 +122,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         states = _host_states(
             optimizer,
             ranks,
+            memory,
             step_bytes=(_UNLIMITED_BYTES if budget_bytes is None else budget_bytes)
             - base
             - gradients
@@ -147,7 +148,7 @@ def step_memory_of(
     update: Callable[[Optimizer], None] | None = None,
     is_planned: bool,
 ) -> StepMemory | None:
-    """Return what this rank's optimizer allocates in a step; None if that is not known. All ranks must call.
+    """Return what this rank's optimizer allocates in a step and keeps; None if that is not known. All ranks must call.
 
     Args:
         optimizer: over this rank's leaves.
@@ -160,9 +161,13 @@ def step_memory_of(
     Raises:
         PlanError: there is, and ranks own parameters, but what they keep of them is not known.
     """
-    if optimizer is None or not (is_planned or owned_memory):
+    if optimizer is None:
         return None
     if owned_memory is None:
+        if (
+            not is_planned
+        ):  # what it keeps is shown; what operators need for themselves is not worth measuring
+            workspaces = WorkspaceTable(measures=False)
         by = {} if update is None else {"step_of": lambda twin: functools.partial(update, twin[0])}
         found = step_memory(optimizer, workspaces, **by)
     else:
@@ -179,7 +184,8 @@ def step_memory_of(
                 f"{text}, nor what it keeps of the whole parameters that ranks own. Drop compile.memory_budget and compile.plan, "
                 "or use another optimizer"
             )
-        logger.info("%s, and no part of the plan", text)
+        if is_planned:
+            logger.info("%s, and no part of the plan", text)
     return found
 
 
@@ -235,7 +241,6 @@ def _of_optimizer(
     """Yield what the optimizer keeps, by the layer of the parameter that it steps."""
     if optimizer is None:
         return
-    num_states = num_states_of(optimizer)
     for group in optimizer.param_groups:
         for leaf in group["params"]:
             key = leaf.untyped_storage()._cdata
@@ -244,14 +249,20 @@ def _of_optimizer(
                 yield MASTERS, layer, int(leaf.untyped_storage().nbytes())
             if not waits:
                 made = distinct_bytes(optimizer.state.get(leaf, {}).values())
-                like_it = num_states * leaf.numel() * leaf.element_size()
-                tried = like_it if memory is None else memory.state_bytes[id(leaf)]
-                yield STATES, layer, made or tried
+                yield STATES, layer, made or _state_bytes(leaf, memory)
+
+
+def _state_bytes(leaf: Tensor, memory: StepMemory | None) -> int:
+    """Return the bytes of the states that the optimizer will keep of a parameter."""
+    if memory is None:
+        return _UNTRIED_STATES * leaf.numel() * leaf.element_size()
+    return memory.state_bytes[id(leaf)]
 
 
 def _host_states(
     optimizer: Optimizer,
     ranks: Agreement,
+    memory: StepMemory | None,
     *,
     step_bytes: int,
     may_wait: MayWait,
@@ -261,12 +272,12 @@ def _host_states(
     Args:
         optimizer: over this rank's leaves; its states count although the first step makes them.
         ranks: all of them, which plan alike.
+        memory: of the optimizer, where it has been tried.
         step_bytes: device memory that is free in a step which keeps no states.
         may_wait: states, shards of parameters, or both.
     """
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    num_states = num_states_of(optimizer) if may_wait.states else 0
-    sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
+    sizes = [_state_bytes(leaf, memory) for leaf in leaves] if may_wait.states else []
     return HostStates(
         total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
         largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
@@ -280,11 +291,3 @@ def _host_states(
 def _trained_bytes(model: nn.Module) -> int:
     """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
     return distinct_bytes(param for param in model.parameters() if param.requires_grad)
-
-
-def num_states_of(optimizer: Optimizer) -> int:
-    """Return how many tensors of a parameter's size an optimizer keeps, before it has made them."""
-    name = type(optimizer).__name__
-    if name == "SGD":
-        return int(any(group.get("momentum") for group in optimizer.param_groups))
-    return _NUM_STATES.get(name, 2)
