@@ -179,8 +179,8 @@ class Collectives(Protocol):
         ...
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes that an all-gather of such shards holds until it is finished."""
-        ...
+        """Return the bytes that an all-gather of such shards holds until it is finished: none of a rank's own."""
+        return 0
 
     def reduce_transit(
         self,
@@ -189,7 +189,7 @@ class Collectives(Protocol):
         wire_dtype: torch.dtype,
         full_numels: Sequence[int] | None = None,
     ) -> int:
-        """Return the bytes that a reduce-scatter into such shards holds until it is finished.
+        """Return the bytes that a reduce-scatter into such shards holds until it is finished: none of a rank's own.
 
         Args:
             numels: elements of each shard.
@@ -197,8 +197,8 @@ class Collectives(Protocol):
             wire_dtype: of the full tensors.
             full_numels: elements of each full tensor; default: no padding.
         """
-        ...
+        return 0
 
     def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes that an all-reduce of such tensors holds until it is finished."""
-        ...
+        """Return the bytes that an all-reduce of such tensors holds until it is finished: none of a rank's own."""
+        return 0

@@ -102,6 +102,9 @@ class _Answers:
             found = func(*args, **named)
             return _as_shards(found, first, facts)
 
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise _refused("pickle", _facts_of(self))
+
 
 class _ComparesAsBase(type(nn.Parameter)):
     """Lets `type(param) in (Tensor, Parameter)` be true for a class of shards.
@@ -120,9 +123,6 @@ class _ComparesAsBase(type(nn.Parameter)):
 class Shard(_Answers, Tensor, metaclass=_ComparesAsBase):
     """A rank's flat part of a weight, or of something that was computed of it element by element."""
 
-    def __reduce_ex__(self, proto: Any) -> Any:
-        raise _refused("pickle", _facts_of(self))
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
         with as_plain_tensors():
             twin = _marked(self.clone(), _facts_of(self))
@@ -132,9 +132,6 @@ class Shard(_Answers, Tensor, metaclass=_ComparesAsBase):
 
 class ShardParameter(_Answers, nn.Parameter, metaclass=_ComparesAsBase):
     """A parameter that holds this rank's flat shard, and answers as the whole weight."""
-
-    def __reduce_ex__(self, proto: Any) -> Any:
-        raise _refused("pickle", _facts_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         with as_plain_tensors():

@@ -26,14 +26,14 @@ from torchloom._torch.distributed import (
     reduce_scatter_single,
     supports_coalescing,
 )
-from torchloom.runtime.base import GroupRef, Pending
+from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label
 from torchloom.runtime.lines import end_waits_with_verdict, wait_for
 from torchloom.shard.shards import slice_of
 
 
 @dataclass(frozen=True)
-class C10dCollectives:
+class C10dCollectives(Collectives):
     """The group's own all-gather, reduce-scatter, all-reduce and all-to-all."""
 
     group: GroupRef
@@ -106,10 +106,6 @@ class C10dCollectives:
         """Note that this rank has come here; see `Collectives.meet`."""
         self.channel.begin(what)
 
-    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Nothing: results are written in place."""
-        return 0
-
     def reduce_transit(
         self,
         numels: Sequence[int],
@@ -122,10 +118,6 @@ class C10dCollectives:
         fulls = wholes if full_numels is None else full_numels
         padded = sum(whole for whole, full in zip(wholes, fulls, strict=True) if whole != full)
         return (padded + (0 if dtype == wire_dtype else sum(numels))) * wire_dtype.itemsize
-
-    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Nothing: tensors are summed in place."""
-        return 0
 
     def _begin(
         self,

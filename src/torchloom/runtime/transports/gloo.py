@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -45,12 +44,8 @@ from torchloom.runtime.transports.summing import (
 from torchloom.shard.shards import slice_of
 
 
-@dataclass(frozen=True)
 class GlooCollectives(SumsInRankOrder):
     """Gathers and reductions as direct messages between all pairs of ranks."""
-
-    group: GroupRef
-    channel: Channel
 
     def gather_as(
         self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchloom.errors import ShardError
@@ -98,9 +97,8 @@ class SharedMemoryCollectives(SumsInRankOrder):
     """Gathers and reductions of the ranks of one host."""
 
     def __init__(self, group: GroupRef, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
-        self.group = group
+        super().__init__(group, link.channel)
         self.link = link
-        self.channel = link.channel
         self._ring: Ring | None = Ring(link, slots)
         self._slot_bytes = slots[0][0].numel()
 
@@ -213,20 +211,6 @@ class SharedMemoryCollectives(SumsInRankOrder):
             return Work(fill, drain, entry)
 
         return self._begin([work(parts) for parts in plan_parts(sizes, self._lane_bytes)])
-
-    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Nothing of a rank's own: tensors pass through the shared slots."""
-        return 0
-
-    def reduce_transit(
-        self,
-        numels: Sequence[int],
-        dtype: torch.dtype,
-        wire_dtype: torch.dtype,
-        full_numels: Sequence[int] | None = None,
-    ) -> int:
-        """Nothing: sums are taken from the shared slots."""
-        return 0
 
     @property
     def _lane_bytes(self) -> int:
