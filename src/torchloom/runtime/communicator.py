@@ -184,44 +184,30 @@ class Communicator:
             names: of the parameters; ranks whose names differ get an error.
             own_slice: average this rank's slice alone.
         """
+        wires = [grad.detach().to(wire_dtype, copy=not own_slice).contiguous() for grad in grads]
+        copies: list[tuple[Tensor, Tensor]] = []
         if own_slice:
-            return self._begin_sync_slices(grads, dtype, wire_dtype, names)
-        wires = [grad.detach().to(wire_dtype, copy=True).contiguous() for grad in grads]
-        results = (
-            wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
-        )
-        what = self._label("mean", names, wires)
-        summed = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
+            results = [wire.to(dtype, copy=True) for wire in wires]
+            numels = [shard_numel_of(wire.numel(), self.world_size) for wire in wires]
+            shards, pending = self._scatter("mean of slices", wires, numels, dtype, names)
+            for result, shard in zip(results, shards, strict=True):
+                own = result.view(-1)[self.rank * shard.numel() : (self.rank + 1) * shard.numel()]
+                copies.append((own, shard[: own.numel()]))
+        else:
+            results = wires
+            if dtype != wire_dtype:
+                results = [torch.empty_like(wire, dtype=dtype) for wire in wires]
+                copies += zip(results, wires, strict=True)
+            what = self._label("mean", names, wires)
+            pending = self.shard.all_reduce(wires, self._mean, what)
+            pending = self._then_replicate(pending, wires, what)
 
         def finish() -> None:
-            summed.finish()
-            if results is not wires:
-                for result, wire in zip(results, wires, strict=True):
-                    result.copy_(wire)
+            pending.finish()
+            for place, value in copies:
+                place.copy_(value)
 
         self.begin("sync", results, Pending(finish), payload=wires, params=names)
-        return results
-
-    def _begin_sync_slices(
-        self,
-        grads: Sequence[Tensor],
-        dtype: torch.dtype,
-        wire_dtype: torch.dtype,
-        names: Sequence[str],
-    ) -> list[Tensor]:
-        sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
-        results = [source.to(dtype, copy=True) for source in sources]
-        numels = [shard_numel_of(source.numel(), self.world_size) for source in sources]
-        shards, reduced = self._scatter("mean of slices", sources, numels, dtype, names)
-
-        def finish() -> None:
-            reduced.finish()
-            for result, shard in zip(results, shards, strict=True):
-                start = self.rank * shard.numel()
-                own = result.view(-1)[start : start + shard.numel()]
-                own.copy_(shard[: own.numel()])
-
-        self.begin("sync", results, Pending(finish), payload=sources, params=names)
         return results
 
     def _scatter(
