@@ -47,7 +47,6 @@ __all__ = [
     "how_gone",
     "longest_s",
     "open_lines",
-    "patience_s",
     "set_limits",
     "tell_graph",
     "tell_step",
@@ -200,11 +199,6 @@ def explained(event: SyncPoint, seen: Verdict) -> TorchloomError:
 def how_gone(rank: int) -> str:
     """Return how a rank has ended without a word, as far as this rank was told; empty if it has not."""
     return "" if _LINES.line is None else _LINES.line.gone.get(rank, "")
-
-
-def patience_s() -> float | None:
-    """Return how long ranks wait for one that lives to agree; None where nobody tells who has ended."""
-    return None if _LINES.line is None else _LINES.limits.agree_s
 
 
 def broken(event: SyncPoint, error: RuntimeError) -> Verdict:

@@ -28,7 +28,7 @@ from torchloom._torch.distributed import (
 )
 from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label
-from torchloom.runtime.lines import end_waits_with_verdict, wait_for
+from torchloom.runtime.lines import wait_for
 from torchloom.shard.shards import slice_of
 
 
@@ -147,17 +147,6 @@ class C10dCollectives(Collectives):
             then()
 
         return Pending(finish)
-
-
-def connect(group: GroupRef, channel: Channel) -> C10dCollectives:
-    """Return collectives over a group's backend, which a verdict ends.
-
-    Args:
-        group: the ranks.
-        channel: names what they do together.
-    """
-    end_waits_with_verdict(group)
-    return C10dCollectives(group, channel)
 
 
 def _by_dtype(

@@ -29,9 +29,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.errors import TorchloomError
-from torchloom.runtime.base import GroupRef, Pending
-from torchloom.runtime.channel import Channel, Label, NamedCollective
-from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
+from torchloom.runtime.base import Pending
+from torchloom.runtime.channel import Label, NamedCollective
+from torchloom.runtime.lines import broken, explained, wait_for
 from torchloom.runtime.transports.summing import (
     SumsInRankOrder,
     pack,
@@ -212,17 +212,6 @@ class _Landing(NamedTuple):
 def _is_far(tensor: Tensor) -> bool:
     """Say whether a tensor is where gloo cannot read: it takes the address of a message for one of the host's."""
     return tensor.device.type != "cpu"
-
-
-def connect(group: GroupRef, channel: Channel) -> GlooCollectives:
-    """Return collectives over gloo, whose waits end once the run is known not to go on.
-
-    Args:
-        group: the ranks.
-        channel: names what they do together.
-    """
-    end_waits_with_verdict(group)
-    return GlooCollectives(group, channel)
 
 
 @contextmanager
