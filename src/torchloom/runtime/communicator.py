@@ -275,17 +275,21 @@ class Communicator:
         """Replace tensors by those of one rank, in place, on all ranks.
 
         Args:
-            tensors: of one size on all ranks.
+            tensors: of any dtypes; of one size on all ranks.
             source: rank in the shard group of the first copy of the weights.
         """
         sizes = [f"a tensor of {tensor.numel()} {tensor.dtype}" for tensor in tensors]
         self.meet(f"tensors from rank {source}" if source else "weights from the first rank", sizes)
-        for group, first in ((self.shard_group, source), (self.replicate_group, 0)):
-            if group is None or group.size == 1:
-                continue
-            for tensor in tensors:
-                if tensor.numel():
-                    dist.broadcast(tensor, group=group(), group_src=first)
+        for tensor in tensors:
+            whole = tensor.contiguous()
+            flat = whole.reshape(-1)
+            # As bytes: not all backends know all dtypes.
+            wire = (torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8)
+            for group, first in ((self.shard_group, source), (self.replicate_group, 0)):
+                if group is not None and group.size > 1 and wire.numel():
+                    dist.broadcast(wire, group=group(), group_src=first)
+            if whole is not tensor:
+                tensor.copy_(whole)
 
     def gather_small(self, tensor: Tensor, what: str) -> Tensor:
         """Return the flat tensors of all ranks that share one copy, one a row."""

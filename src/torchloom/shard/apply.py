@@ -127,7 +127,7 @@ def shard_module(
         watch_wrappers()
     _own_buffers(model, leave_files=layout.stage > 0)
     if broadcast is not None:
-        _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
+        broadcast([b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)
     hooks = attach(model, regather=layout.stage == 3)
     counts_loads = model.register_load_state_dict_post_hook(count_load)
@@ -264,7 +264,7 @@ def _keep_part(
     data = param.detach()
     if broadcast is not None:
         data = data.contiguous()
-        _broadcast_all(broadcast, [data])
+        broadcast([data])
     data = data.to(spec.dtype)
     if spec.mode == "sharded":
         data = cut(data, layout.rank, spec.shard_numel)
@@ -286,16 +286,6 @@ def _is_mapped(data: Tensor) -> bool:
     return not (data.is_meta or data.is_shared() or data.untyped_storage().resizable())
 
 
-def _broadcast_all(broadcast: Broadcast, tensors: Sequence[Tensor]) -> None:
-    """Make tensors of any dtype equal on all ranks: as bytes, since not all transports know all."""
-    for tensor in tensors:
-        whole = tensor.contiguous()
-        flat = whole.reshape(-1)
-        broadcast([(torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8)])
-        if whole is not tensor:
-            tensor.copy_(whole)
-
-
 def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
     """Make buffers those of rank 0, with one message for each dtype; none without floating-point ones.
 
@@ -308,7 +298,7 @@ def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
     for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
         same = [buffer for buffer in buffers if buffer.dtype == dtype]
         flat = torch.cat([buffer.reshape(-1) for buffer in same])
-        _broadcast_all(broadcast, [flat])
+        broadcast([flat])
         for buffer, values in zip(same, flat.split([b.numel() for b in same]), strict=True):
             buffer.copy_(values.view_as(buffer))
 
