@@ -130,10 +130,12 @@ def tell_step(step: int) -> None:
     Args:
         step: the optimizer step that has ended.
     """
-    last = "" if POSITION.last is None else POSITION.last.text()
+    last = "nothing" if POSITION.last is None else POSITION.last.text()
     for name, each in CHANNELS.items():
         if _LINES.line is not None and not each.has_tags:
-            _LINES.line.tell(kind="digest", channel=name, step=step, digest=each.rolling, last=last)
+            each.num_told += 1
+            of, words = f"{name}, {each.num_told}", f"came to {last}"
+            _LINES.line.tell(kind="digest", of=of, state=each.rolling, words=words, step=step)
 
 
 def tell_graph(graph: str, state: str, words: str) -> None:
@@ -145,7 +147,7 @@ def tell_graph(graph: str, state: str, words: str) -> None:
         words: what it became here.
     """
     if _LINES.line is not None:  # at once: before the graph runs
-        _LINES.line.tell(kind="graph", graph=graph, state=state, words=words, at_once=True)
+        _LINES.line.tell(kind="graph", of=graph, state=state, words=words, at_once=True)
 
 
 def wait_for(event: SyncPoint, works: list[dist.Work], *, on_stream: bool = False) -> None:
