@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchloom.errors import ShardError
 from torchloom.runtime.base import GroupRef, Pending
 from torchloom.runtime.channel import Label, NamedCollective
 from torchloom.runtime.transports.shm.arena import ALIGNMENT
@@ -99,12 +98,12 @@ class SharedMemoryCollectives(SumsInRankOrder):
     def __init__(self, group: GroupRef, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
         super().__init__(group, link.channel)
         self.link = link
-        self._ring: Ring | None = Ring(link, slots)
+        self._ring = Ring(link, slots)
         self._slot_bytes = slots[0][0].numel()
 
     def close(self) -> None:
         """Let go of the shared memory; the group has ended."""
-        self._ring = None
+        del self._ring
         self.link.close()
 
     def gather_as(
@@ -227,9 +226,7 @@ class SharedMemoryCollectives(SumsInRankOrder):
         return Pending(lambda: self._open_ring().finish(ticket))
 
     def _open_ring(self) -> Ring:
-        self.group()  # says so, if it has been destroyed
-        if self._ring is None:
-            raise ShardError("the shared memory of a destroyed process group was used")
+        self.group()  # says so, if it has been destroyed, and this is closed
         return self._ring
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom.errors import ShardError, TorchloomError
+from torchloom.errors import TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.channel import Channel, NamedCollective
 from torchloom.runtime.lines import explained
@@ -120,10 +120,8 @@ class Link:
         self.others = tuple((rank + step) % size for step in range(1, size))
         """The other ranks, nearest first, so that not all wait for the same one."""
         self._num_slots = num_slots
-        self._semaphores: Semaphores | None = Semaphores(
-            arena.tensor(0, num_semaphores * NBYTES, torch.uint8)
-        )
-        self._marks: memoryview | None = arena.words(num_semaphores * NBYTES, size * num_slots)
+        self._semaphores = Semaphores(arena.tensor(0, num_semaphores * NBYTES, torch.uint8))
+        self._marks = arena.words(num_semaphores * NBYTES, size * num_slots)
 
     @staticmethod
     def control_bytes(size: int, num_slots: int) -> int:
@@ -137,15 +135,15 @@ class Link:
         for signal in Signal:
             for index in range(size * size):
                 value = self._num_slots if signal is Signal.FREE else 0
-                self._open().init(signal * size * size + index, value)
+                self._semaphores.init(signal * size * size + index, value)
 
     def close(self) -> None:
         """Let go of the shared memory."""
-        self._semaphores = self._marks = None
+        del self._semaphores, self._marks
 
     def send(self, signal: Signal, to: int) -> None:
         """Signal one rank; never blocks."""
-        self._open().post(self._index(signal, self.rank, to))
+        self._semaphores.post(self._index(signal, self.rank, to))
 
     def await_(self, signal: Signal, source: int, entry: NamedCollective) -> None:
         """Take a signal of a rank, waiting for it.
@@ -160,7 +158,7 @@ class Link:
             AgreementError: it has come to something else, and waits for this rank there.
         """
         index = self._index(signal, source, self.rank)
-        take = self._open().take
+        take = self._semaphores.take
         for _ in range(_SPINS):
             if take(index):
                 return
@@ -168,7 +166,6 @@ class Link:
 
     def mark(self, slot: int, mark: int) -> None:
         """Leave a mark for the others, before the signal that tells them to look."""
-        assert self._marks is not None
         self._marks[self.rank * self._num_slots + slot] = mark
 
     def check(self, slot: int, mark: int, source: int, entry: NamedCollective) -> None:
@@ -177,7 +174,6 @@ class Link:
         Raises:
             AgreementError: they differ.
         """
-        assert self._marks is not None
         if self._marks[source * self._num_slots + slot] != mark:
             ranks = self.channel.ranks
             raise self._fail(
@@ -198,16 +194,11 @@ class Link:
             POSITION.verdict = verdict
         return error
 
-    def _open(self) -> Semaphores:
-        if self._semaphores is None:
-            raise ShardError("the shared memory of a destroyed process group was used")
-        return self._semaphores
-
     def _sleep(self, index: int, source: int, entry: NamedCollective) -> None:
         before, now = POSITION.waiting, time.monotonic()
         POSITION.waiting = Wait(entry, now)
         deadline = now + self.timeout_s
-        semaphores = self._open()
+        semaphores = self._semaphores
         try:
             while not semaphores.take_within(index, _SLICE_S):
                 if POSITION.verdict is not None:
