@@ -203,7 +203,7 @@ def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     hits: list[str] = []
     misses: list[Miss] = []
     for entry in dispatch.asked(ours, how):
-        failure = _failure(entry, how, values)
+        failure = failure_of(entry, how, values)
         if failure is None:
             hits.append(str(entry.compile_id))
         else:
@@ -226,7 +226,7 @@ def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     )
 
 
-def _failure(
+def failure_of(
     entry: introspect.CacheEntry, how: dispatch.Compilation | None, values: dict[str, Any]
 ) -> str | None:
     """Return the check of an entry that a call fails, in torch's words; None if the entry fits."""

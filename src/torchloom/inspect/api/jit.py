@@ -15,7 +15,7 @@ from torch import fx
 from torchloom._torch import dispatch, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
-from torchloom.inspect.api.entries import LiveGuard, sort_key
+from torchloom.inspect.api.entries import LiveGuard, failure_of, sort_key
 from torchloom.inspect.live.rewritten import continuations_of, graph_name
 from torchloom.inspect.live.target import TargetFunction, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
@@ -65,9 +65,7 @@ class EntryGuard(LiveGuard):
     def failure(self, /, *args: Any, **kwargs: Any) -> str | None:
         """Return the check that a call with these arguments fails, in words; None if the guard holds."""
         values = frame_locals(self._target, args, kwargs)
-        if introspect.is_invalid(self._raw.guard_manager):
-            return "what it was compiled for is gone"
-        failure = introspect.guard_failure(self._raw, values)
+        failure = failure_of(self._raw, None, values)
         return None if failure is None else miss_of(str(self._raw.compile_id), failure).english
 
     def brief(self) -> str:

@@ -11,7 +11,7 @@ from torchloom._torch import compiling, introspect
 from torchloom.inspect.collected import Rewriting
 from torchloom.inspect.live.guards import is_library, resolve_lines
 from torchloom.inspect.live.target import Named
-from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
+from torchloom.inspect.wording.english import guard_in_words, without_addresses
 from torchloom.inspect.wording.hider import Hider
 from torchloom.records import Entry, Guard
 
@@ -100,9 +100,7 @@ class Places:
         lines: dict[str, str] = {}
         texts: dict[str, str] = {}
         for row in compile_.guard_rows:
-            raw = str(row.get("code", ""))
-            self._hider.note(raw)
-            code = without_values(raw, keys_too=False)
+            code = self._hider.check(str(row.get("code", "")))
             texts[without_addresses(code)] = code
             user = [
                 frame for frame in row.get("user_stack") or [] if not is_library(self.of(frame)[0])

@@ -67,7 +67,7 @@ def _event(row: Row) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-_CACHES = {"fx_graph_cache": "fx_graph", "aotautograd_cache": "aotautograd"}
+_CACHE = re.compile("(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
 _METRICS = (
     "co_name",
     "co_filename",
@@ -152,7 +152,7 @@ class RowReader:
         elif kind == "dynamo_cpp_guards_str":
             entry.guard_check_us = row.warm_guards_us
         elif kind == "recompile_reasons":
-            entry.recompiles += parse_reasons(row.payload or "", self._hider)
+            entry.recompiles += parse_reasons(row.payload or "", self._hider.check)
         elif kind == "dynamo_graph_break_reason":
             found = parse_break(row.payload or "", self._hider.words)
             found.user_stack = [each for each in found.user_stack if not is_library(each)]
@@ -162,8 +162,10 @@ class RowReader:
             self._metrics(entry, kind, row.body)
         elif kind == "dynamo_error":
             entry.status = f"failed: {first_reason(row.payload or '')}"
-        elif kind.startswith(tuple(_CACHES)):
-            _add_cache_use(entry, row)
+        elif used := _CACHE.fullmatch(kind):
+            details = _json(row.payload, {})
+            why = details.get("cache_bypass_reason") if isinstance(details, dict) else ""
+            entry.caches.append(CacheUse(cache=used[1], outcome=used[2], reason=str(why or "")))
 
     def _described(self, compile_: Compile, body: Mapping[str, Any]) -> None:
         """Note the size of a tensor of the call: Dynamo logs the tensor first, then its source."""
@@ -181,7 +183,9 @@ class RowReader:
         if "fail_reason" in kept:  # what follows the first line may show values
             kept["fail_reason"] = first_reason(str(kept["fail_reason"]))
         if "recompile_reason" in kept:
-            kept["recompile_reason"] = parse_reason(str(kept["recompile_reason"]), self._hider).text
+            kept["recompile_reason"] = parse_reason(
+                str(kept["recompile_reason"]), self._hider.check
+            ).text
         entry.metrics[side] = kept
         times = [
             part.get("entire_frame_compile_time_s") or part.get("inductor_compile_time_s") or 0.0
@@ -207,17 +211,6 @@ def _start(compile_: Compile, row: Row) -> None:
     entry.attempts = max(entry.attempts, row.attempt + 1)
     if row.attempt:  # Dynamo has restarted its analysis: only its last graph counts
         entry.artifacts = [a for a in entry.artifacts if a.kind != "dynamo"]
-
-
-def _add_cache_use(entry: Entry, row: Row) -> None:
-    for prefix, cache in _CACHES.items():
-        outcome = row.kind.removeprefix(f"{prefix}_")
-        if row.kind.startswith(prefix) and outcome in ("hit", "miss", "bypass"):
-            details = _json(row.payload, {})
-            reason = ""
-            if isinstance(details, dict):
-                reason = str(details.get("cache_bypass_reason") or "")
-            entry.caches.append(CacheUse(cache=cache, outcome=outcome, reason=reason))
 
 
 def _json(text: str | None, default: Any) -> Any:
@@ -263,18 +256,8 @@ def _ops_in_name(name: str, known: set[str]) -> list[str]:
         >>> _ops_in_name("cpp_fused_add_native_layer_norm_0", {"add", "native_layer_norm"})
         ['add', 'native_layer_norm']
     """
-    words = name.partition("fused_")[2].rpartition("_")[0].split("_")
-    found, start = [], 0
-    while start < len(words):
-        for end in range(len(words), start, -1):
-            candidate = "_".join(words[start:end])
-            if candidate in known:
-                found.append(candidate)
-                start = end
-                break
-        else:
-            start += 1
-    return found
+    longest_first = "|".join(sorted(known, key=len, reverse=True)) or "(?!)"
+    return re.findall(rf"(?<=_)(?:{longest_first})(?=_)", name.partition("fused")[2])
 
 
 def _nodes_by_kernel(code: str) -> dict[str, list[str]]:

@@ -23,7 +23,7 @@ from torchloom.inspect.record.compiles import Compile, CompileKey, user_stack
 from torchloom.inspect.record.functions import functions_of
 from torchloom.inspect.record.recompiles import explain_recompiles, name_sources
 from torchloom.inspect.record.rows import RowReader
-from torchloom.inspect.wording.english import source_in_words, without_addresses
+from torchloom.inspect.wording.english import source_in_words, value_in_words, without_addresses
 from torchloom.inspect.wording.hider import Hider, Words
 from torchloom.records import (
     Artifact,
@@ -142,21 +142,15 @@ def arguments_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str,
     for guard in guards:
         if not guard.source.startswith("L[") or ".__" in guard.source:
             continue
-        words = source_in_words(guard.source)
-        name = words.removeprefix("argument ")
+        name = source_in_words(guard.source).removeprefix("argument ")
         if name.startswith("self") or "_modules" in guard.source or "_parameters" in guard.source:
             continue  # the module is the same for all entries
+        said, shape = value_in_words(guard), sizes.get(guard.source)
         if guard.kind == "TENSOR_MATCH":
-            shape = sizes.get(guard.source)
-            what = guard.english.removeprefix(f"{words} is ")
-            if shape is not None:
-                inner = ", ".join(str(size) for size in shape)
-                what = _SHAPE.sub(f"of shape [{inner}]", what)
-            found[name] = what
-        elif guard.kind in ("EQUALS_MATCH", "CONSTANT_MATCH", "NONE_MATCH", "BOOL_MATCH"):
-            found.setdefault(name, guard.english.removeprefix(f"{words} ").removeprefix("is "))
-        elif guard.kind == "TYPE_MATCH":
-            found.setdefault(name, guard.english.removeprefix(f"{words} is "))
+            inner = ", ".join(map(str, shape or ()))
+            found[name] = said if shape is None else _SHAPE.sub(f"of shape [{inner}]", said)
+        elif said:
+            found.setdefault(name, said)
     return found
 
 
@@ -196,7 +190,7 @@ def _add_live_state(compile_: Compile, rewritten: Rewriting, hider: Hider) -> No
     live = next((each for each in held if each.code is rewritten.transformed), None)
     if live is not None:
         entry.backend = introspect.backend_name(live)
-        entry.guards = guards_of(live.guard_manager, hider)
+        entry.guards = guards_of(live.guard_manager, hider.check)
         if introspect.is_invalid(live.guard_manager):
             entry.status = "invalidated: what it guards on is gone"
     elif not entry.status.startswith("failed"):

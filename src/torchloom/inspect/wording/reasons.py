@@ -11,55 +11,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torchloom.inspect.wording.english import (
+    groups_in_words,
     source_in_words,
     without_addresses,
     without_tensors_of_floats,
-    without_values,
 )
+from torchloom.inspect.wording.hider import without_values
 
 BRANCH = "each value makes an entry of its own: pass few different ones, or branch outside"
-DYNAMIC_FIX = "pass it as a tensor, or compile with dynamic=True"
 LENGTHS = (
     "each length makes an entry of its own: pass one length, or stack the values into one tensor"
 )
 ATTRIBUTES = "give all objects that are passed the same attributes and keys"
 SIZES_FIX = "the function branches on this: keep to sizes for which it holds, or branch outside"
 NAN = "nan makes an entry of its own: keep it out of numbers, or pass the number as a tensor"
-ATTRIBUTE_FIX = (
-    "pass it as a tensor, or as an argument of its own; dynamic=True does not help where it is an "
-    "attribute of a module"
-)
-MODULE_FIX = "an attribute of a module is a constant of the graph: make it a buffer, or an argument"
 TYPES = "pass values of one type"
-APART = "sizes 0 and 1 are compiled apart, also with dynamic=True"
-
-
-def constant_fix(source: str, value: str) -> str:
-    """Return the advice that ends recompiles for a constant that changes.
-
-    Args:
-        source: in words. Only numbers among the arguments themselves can become dynamic.
-        value: as code.
-    """
-    is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|-?inf|nan", value.strip()) is not None
-    if source.startswith("global "):
-        return (
-            "a global is a constant of the graph: pass it as an argument"
-            if not is_number
-            else "a global is a constant of the graph: pass it as an argument, as a tensor"
-        )
-    if source.startswith("self"):
-        return (
-            MODULE_FIX
-            if is_number
-            else "an attribute of a module is a constant of the graph: keep it, or pass it as an argument"
-        )
-    if re.fullmatch(r"-?\d+", value.strip()):
-        # Of a name alone nothing tells whether it is a module whose attribute this is.
-        return DYNAMIC_FIX if re.fullmatch(r"\w* ?\w+", source) else ATTRIBUTE_FIX
-    if is_number:
-        return "pass it as a tensor"
-    return BRANCH
 
 
 ANOTHER = "another value"
@@ -77,7 +43,7 @@ class Reason(NamedTuple):
     actual: str
     """What the call had, where torch says so."""
     fix: str
-    """What the user can do about it; empty if nothing is known."""
+    """What the user can do about it; empty if it takes more than the sentence to say."""
 
 
 class Miss(NamedTuple):
@@ -108,7 +74,7 @@ def reason_of(text: str) -> Reason:
     for pattern, reason in _RULES:
         found = pattern.fullmatch(body)
         if found and isinstance(reason, Reason):
-            return _filled(reason, found.groupdict(""))
+            return _filled(reason, found)
         if found and not isinstance(reason, Reason):
             return reason(**found.groupdict())
     return Reason("", without_addresses(body), "", SIZES_FIX if ".size()[" in body else "")
@@ -142,23 +108,13 @@ _TAIL = re.compile(r"[. ]*(?:Guard failed on a parameter, consider .*|\(HINT: [^
 _SOURCE_IN = re.compile(r"[LG](?:\[(?:'[^']*'|\"[^\"]*\"|\w+)\]|\.\w+)+")
 
 
-def _filled(reason: Reason, groups: dict[str, str]) -> Reason:
-    """Fill the groups of a sentence into its reason: `s` and `o` are sources."""
-    shown = {name: value.strip().rstrip(".") for name, value in groups.items()}
-    for name in ("s", "o"):
-        shown[name] = source_in_words(groups[name].strip()) if groups.get(name) else ""
-    filled = Reason(*(part.format(**shown) for part in reason))
-    return filled._replace(expected=_SIZED.sub(r".size(\1)", filled.expected))
+def _filled(reason: Reason, found: re.Match[str]) -> Reason:
+    """Fill the groups of a sentence into its reason."""
+    filled = Reason(*(part.format(**groups_in_words(found)) for part in reason))
+    return filled._replace(expected=without_addresses(_SIZED.sub(r".size(\1)", filled.expected)))
 
 
 _SIZED = re.compile(r"\.size\(\)\[(\d+)\]")
-
-
-def _size(s: str, i: str, e: str, a: str) -> Reason:
-    fix = f"torch._dynamo.mark_dynamic(tensor, {i}), dynamic=True, or pad to one size"
-    if {e, a.rstrip(".")} & {"0", "1"}:
-        fix = f"{APART}: pad to 2 or more, or torch._dynamo.decorators.mark_unbacked(tensor, {i})"
-    return Reason(source_in_words(s), f"size({i}) == {e}", a.rstrip("."), fix)
 
 
 def _grad(s: str, e: str) -> Reason:
@@ -210,17 +166,6 @@ _SOURCE_CALLS = [
 """What Dynamo calls in the sources of values."""
 
 
-def _equals(s: str, v: str) -> Reason:
-    words = source_in_words(s.strip())
-    shown = without_addresses(f"{s} == {v}").removeprefix(f"{s} == ")
-    return Reason(words, f"== {shown}", ANOTHER, constant_fix(words, v))
-
-
-def _not_a_number(s: str) -> Reason:
-    words = source_in_words(s.strip())
-    return Reason(words, "== nan", ANOTHER, constant_fix(words, "nan"))
-
-
 _Rule = tuple[re.Pattern[str], Reason | Callable[..., Reason]]
 
 
@@ -261,7 +206,7 @@ _FUNCTION = "keep one function object: one that is defined again at each call is
 
 # In the order in which they are tried; the last pattern fits every comparison.
 _RULES: list[_Rule] = [
-    _read(_TENSOR + rf"size mismatch at index (?P<i>\d+)\. {_CAME}", _size),
+    _rule(_TENSOR + rf"size mismatch at index (?P<i>\d+)\. {_CAME}", "size({i}) == {e}", "{a}", ""),
     _rule(
         _TENSOR + rf"stride mismatch at index (?P<i>\d+)\. {_CAME}",
         *("stride({i}) == {e}", "{a}", "call .contiguous() before, or compile with dynamic=True"),
@@ -352,7 +297,7 @@ _RULES: list[_Rule] = [
         *("not the same object as {o}", "the same object as it", _SAME),
     ),
     _rule(rf"{_SOURCE} is {_OTHER}", "the same object as {o}", "another object", _SAME),
-    _read(r"type\((?P<s>.+?)\) is \w+ and __\w+_isnan\(.+\)", _not_a_number),
+    _rule(r"type\((?P<s>.+?)\) is \w+ and __\w+_isnan\(.+\)", "== nan", ANOTHER, ""),
     _rule(
         r"CodeGuardAccessor: Not a function on (?P<s>.+?)(?:\.__code__)?",
         *("a plain function", "another callable"),
@@ -363,5 +308,5 @@ _RULES: list[_Rule] = [
         *("{c} {n}", ANOTHER),
         "the function branches on this number: keep to one side, or branch outside",
     ),
-    _read(r"(?P<s>[\w.\[\]'\"()]+) == (?P<v>.+)", _equals),
+    _rule(r"(?P<s>[\w.\[\]'\"()]+) == (?P<v>.+)", "== {v}", ANOTHER, ""),
 ]

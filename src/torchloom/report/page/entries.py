@@ -7,7 +7,6 @@ from typing import Any
 
 from torchloom.records import Entry, Guard, Kernel
 from torchloom.records.summary import count
-from torchloom.report.page.advice import actual_value
 from torchloom.report.page.elements import (
     Node,
     choice,
@@ -202,7 +201,7 @@ def _recompile(item: EntryItem) -> Node:
             link(older[each.entry].address(), each.entry) if each.entry in older else each.entry,
             each.source,
             ["code", each.expected],
-            ["code", actual_value(each, item)],
+            ["code", each.actual],
             ["code.sub.wrap", each.text],
         ]
         for each in rejected

@@ -50,7 +50,7 @@ def function_view(index: Index, item: FunctionItem) -> Node:
     uncompiled = "no call of it was compiled while watching"
     return el(
         "",
-        ["div.loud", ["strong", f"{item.name} {limit}."], ["p", prose(LIMIT_FIX)]]
+        ["div.loud", ["strong", f"{item.name}: {limit}."], ["p", prose(LIMIT_FIX)]]
         if limit
         else None,
         pairs(facts),
