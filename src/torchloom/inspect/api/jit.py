@@ -84,12 +84,7 @@ class CompiledCode:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the code without checking its guard. Code behind a graph break is still chosen by guards."""
-        fn = self._fn
-        own = FunctionType(
-            self.bytecode, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-        )
-        own.__kwdefaults__ = fn.__kwdefaults__
-        return dispatch.run_only(own)(*args, **kwargs)
+        return dispatch.run_only(twin_of(self._fn, self.bytecode))(*args, **kwargs)
 
     @property
     def original(self) -> CodeType:

@@ -56,39 +56,34 @@ def functions_of(
 
 
 def _function(group: Sequence[Compile], places: Places) -> Function:
+    """Return the record of a function, without entries."""
     first = group[0]
-    epoch, frame_id = first.key[:2]
-    wrapped = first.wrapped
-    if wrapped is not None:
-        name, file, line = wrapped
-        return Function(
-            name=short_name(name),
-            qualname=name,
-            file=file,
-            line=line,
-            source=_source_at(file, line),
-            frame_id=frame_id,
-            epoch=epoch,
-        )
     code = next((each.code for each in group if each.code is not None), None)
-    if code is not None:
-        return _named_by(code, epoch, frame_id)
-    # A capture of a whole function, as for serving, says no name.
-    name, file, line = "captured graph" if first.entry.artifacts else "unknown", "", 0
-    metrics = first.entry.metrics.get("forward", {})
-    if first.stack:
-        file, line = places.of(first.stack[-1])
-        name = str(first.stack[-1].get("name", name))
-    return Function(
-        name=str(metrics.get("co_name", name)),
-        file=str(metrics.get("co_filename", file)),
-        line=int(metrics.get("co_firstlineno", line) or 0),
-        frame_id=frame_id,
-        epoch=epoch,
-    )
+    if first.wrapped is not None:
+        name, file, line = first.wrapped
+        source = _source_at(file, line)
+        function = Function(
+            name=short_name(name), qualname=name, file=file, line=line, source=source
+        )
+    elif code is not None:
+        function = _named_by(code)
+    else:
+        # A capture of a whole function, as for serving, says no name.
+        name, file, line = "captured graph" if first.entry.artifacts else "unknown", "", 0
+        metrics = first.entry.metrics.get("forward", {})
+        if first.stack:
+            file, line = places.of(first.stack[-1])
+            name = str(first.stack[-1].get("name", name))
+        function = Function(
+            name=str(metrics.get("co_name", name)),
+            file=str(metrics.get("co_filename", file)),
+            line=int(metrics.get("co_firstlineno", line) or 0),
+        )
+    function.epoch, function.frame_id = first.key[:2]
+    return function
 
 
-def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Function:
+def _named_by(code: CodeType, epoch: int = 0) -> Function:
     """Return the record of a code object's function, without entries."""
     file, line = introspect.place_of(code)
     match = RESUME.fullmatch(code.co_name)
@@ -99,7 +94,6 @@ def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Functi
         file=file,
         line=int(match.group(2)) if match and file == code.co_filename else line,
         source="" if match else _source_at(file, line),  # the report shows what it continues
-        frame_id=frame_id,
         epoch=epoch,
     )
 

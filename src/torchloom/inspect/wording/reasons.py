@@ -117,13 +117,6 @@ def _filled(reason: Reason, found: re.Match[str]) -> Reason:
 _SIZED = re.compile(r"\.size\(\)\[(\d+)\]")
 
 
-def _grad(s: str, e: str) -> Reason:
-    expected = e.rstrip(".")
-    actual = {"1": "0", "0": "1", "True": "False", "False": "True"}.get(expected, "the other")
-    fix = "call it under one grad mode, with inputs that agree in requires_grad"
-    return Reason(source_in_words(s), f"requires_grad={expected}", f"requires_grad={actual}", fix)
-
-
 def _duplicates(names: str) -> Reason:
     words = ", ".join(source_in_words(each.strip(" \"'")) for each in names.split(","))
     fix = "pass the same tensor twice in each call, or in none"
@@ -194,6 +187,7 @@ _SIZE = r"(?P<s>\S+)\.size\(\)\[(?P<i>\d+)\]"
 _LOW = "sizes below a bound are compiled apart, 0 and 1 always: pad to more"
 _HIGH = "the function treats sizes beyond this bound in another way: keep to one side of it"
 _EQUAL = "sizes that were equal are compiled as one: keep them equal, or mark both dynamic"
+_ONE_GRAD = "call it under one grad mode, with inputs that agree in requires_grad"
 _CLASSES = "each class makes an entry of its own: pass tensors of one class in each call"
 _MARK = (
     "call torch._dynamo.mark_dynamic, mark_static, mark_unbacked or maybe_mark_dynamic on the same dims in all "
@@ -220,8 +214,13 @@ _RULES: list[_Rule] = [
         _TENSOR + rf"dtype mismatch\. {_CAME}",
         *("dtype {e}", "{a}", "cast to one dtype before the call"),
     ),
-    _read(
-        _TENSOR + r"requires_grad mismatch\. expected requires_grad=(?P<e>\S+?)\.?(?: .*)?", _grad
+    _rule(
+        _TENSOR + r"requires_grad mismatch\. expected requires_grad=1\b.*",
+        *("requires_grad=1", "requires_grad=0", _ONE_GRAD),
+    ),
+    _rule(
+        _TENSOR + r"requires_grad mismatch\. expected requires_grad=0\b.*",
+        *("requires_grad=0", "requires_grad=1", _ONE_GRAD),
     ),
     _rule(
         _TENSOR + r"(?:dispatch key|device).*?mismatch\. expected (?P<e>.+?), actual (?P<a>.+)",
