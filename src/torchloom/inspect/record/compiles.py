@@ -101,13 +101,12 @@ class Places:
         texts: dict[str, str] = {}
         for row in compile_.guard_rows:
             code = self._hider.check(str(row.get("code", "")))
-            texts[without_addresses(code)] = code
-            user = [
-                frame for frame in row.get("user_stack") or [] if not is_library(self.of(frame)[0])
-            ]
+            text = without_addresses(code)
+            texts[text] = code
+            places = [self.of(frame) for frame in row.get("user_stack") or []]
+            user = [f"{file}:{line}" for file, line in places if not is_library(file)]
             if user:
-                file, line = self.of(user[-1])
-                lines[without_addresses(code)] = f"{file}:{line}"
+                lines[text] = user[-1]
         if not entry.guards:
             entry.guards = [
                 Guard(source="", kind="", text=text, english=guard_in_words("", "", code))

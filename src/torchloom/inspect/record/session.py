@@ -66,16 +66,10 @@ def build_session(collected: Collected) -> Session:
     for row in collected.rows:
         reader.row(row)
     session = Session(num_resets=collected.num_resets, orphans=reader.orphans)
-    _complete_entries(session, reader, hider, collected)
-    add_passes_and_bodies(reader.compiles, collected.events)
-    note_memory(session, collected.events)
+    _complete_entries(session, reader, hider, collected.num_hits)
+    note_events(session, reader.compiles, collected.events)
     session.functions = functions_of(reader.compiles, reader.places, collected.eager)
     session.num_unknown_eager_calls = collected.eager.num_unknown
-    session.events = [
-        EventRow(kind=type(event).__name__, at_s=event.at_s, data=_plain(event))
-        for event in collected.events
-        if not isinstance(event, MEMORY_EVENTS)
-    ]
     hider.in_record(session)
     return session
 
@@ -88,34 +82,17 @@ def _words_of(collected: Collected) -> Words:
 
 
 def _complete_entries(
-    session: Session, reader: RowReader, hider: Hider, collected: Collected
+    session: Session, reader: RowReader, hider: Hider, num_hits: Mapping[str, int]
 ) -> None:
     for compile_ in reader.compiles.values():
-        failure = _why_incomplete(compile_, reader, hider, collected)
-        if failure:
-            session.orphans.append(f"entry {compile_.entry.compile_id} is incomplete: {failure}")
+        try:
+            complete_entry(compile_, reader, hider, num_hits)
+        except Exception as error:  # noqa: BLE001, PERF203  any bug of ours: one entry must not hide the others
+            where = f"entry {compile_.entry.compile_id} is incomplete"
+            session.orphans.append(f"{where}: {type(error).__name__}")
     for compile_ in reader.compiles.values():
         explain_recompiles(compile_.entry)
         name_sources(compile_)
-
-
-def _why_incomplete(
-    compile_: Compile, reader: RowReader, hider: Hider, collected: Collected
-) -> str:
-    """Complete an entry; return the error of one that cannot be read, or nothing."""
-    try:
-        complete_entry(compile_, reader, hider, collected.num_hits)
-    except Exception as error:  # noqa: BLE001  any bug of ours: one entry must not hide the others
-        return type(error).__name__
-    return ""
-
-
-def _plain(event: events.Event) -> dict[str, Any]:
-    """Return an event as data; the texts of graphs stand in the entries already."""
-    data = event.to_dict()
-    for name in ("before", "after", "curve", "at_s", "kind"):
-        data.pop(name, None)
-    return data
 
 
 _SHAPE = re.compile(r"of shape \[[^\]]*\]")
@@ -202,25 +179,38 @@ def _disassembled(code: CodeType, original: CodeType) -> str:
     return without_addresses(bytecode_listing(code, original))
 
 
-def add_passes_and_bodies(
-    compiles: Mapping[CompileKey, Compile], collected: Sequence[events.Event]
-) -> None:
-    """Add each pass and each body to the entry of the compile that it was a part of.
+_ELSEWHERE = ("before", "after", "curve", "at_s", "kind")
+"""Fields of events that the row of an event leaves out: the texts of graphs stand in the entries already."""
 
-    After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets them.
+
+def note_events(
+    session: Session, compiles: Mapping[CompileKey, Compile], collected: Sequence[events.Event]
+) -> None:
+    """Add what torchloom told: plans, peaks and standing memory, all else as events, passes and bodies to entries.
+
+    After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets its passes.
     """
-    latest = {
-        compile_.entry.compile_id: compiles[key].entry for key, compile_ in sorted(compiles.items())
-    }
+    latest = {compiles[key].entry.compile_id: compiles[key].entry for key in sorted(compiles)}
     for event in collected:
-        if not isinstance(event, events.PassRan | events.BodyWoven):
-            continue
-        entry = latest.get((event.compile_id or "").strip("[]"))
-        if entry is None:
-            continue
-        if isinstance(event, events.PassRan):
-            entry.passes.append(_record_of(PassRun, event.to_dict()))
+        facts = event.to_dict()
+        if isinstance(event, events.GraphPlanned):
+            session.plans.append(_record_of(GraphPlan, {**event.plan, **facts}))
+        elif isinstance(event, events.PeakFound):
+            contents: Mapping[str, Any] = event.contents
+            alive = _alive(contents["groups"])
+            session.peaks.append(_record_of(Peak, {**contents, **facts, "alive": alive}))
+        elif isinstance(event, events.StandingFound):
+            found = _record_of(Standing, {**facts, "parts": _alive(event.parts)})
+            if found not in session.standing:  # emitted again with each graph
+                session.standing.append(found)
         else:
+            data = {name: value for name, value in facts.items() if name not in _ELSEWHERE}
+            row = EventRow(kind=type(event).__name__, at_s=event.at_s, data=data)
+            session.events.append(row)
+        entry = latest.get(str(facts.get("compile_id") or "").strip("[]"))
+        if entry and isinstance(event, events.PassRan):
+            entry.passes.append(_record_of(PassRun, facts))
+        elif entry and isinstance(event, events.BodyWoven):
             entry.artifacts.append(_body(event))
 
 
@@ -234,26 +224,6 @@ def _body(event: events.BodyWoven) -> Artifact:
     between = f" ({named[0]} ... {named[-1]})" if named else ""
     title = f"{event.name} {event.half}: layer x {len(event.layers)}{between}"
     return Artifact(kind="body", title=title, text=event.text)
-
-
-MEMORY_EVENTS = (events.GraphPlanned, events.PeakFound, events.StandingFound)
-"""Kinds that have records of their own, and are left out of the list of events."""
-
-
-def note_memory(session: Session, collected: Sequence[events.Event]) -> None:
-    """Add plans, peaks and standing memory to a record."""
-    for event in collected:
-        facts = event.to_dict() if isinstance(event, MEMORY_EVENTS) else {}
-        if isinstance(event, events.GraphPlanned):
-            session.plans.append(_record_of(GraphPlan, {**event.plan, **facts}))
-        elif isinstance(event, events.PeakFound):
-            contents: Mapping[str, Any] = event.contents
-            alive = _alive(contents["groups"])
-            session.peaks.append(_record_of(Peak, {**contents, **facts, "alive": alive}))
-        elif isinstance(event, events.StandingFound):
-            found = _record_of(Standing, {**facts, "parts": _alive(event.parts)})
-            if found not in session.standing:  # emitted again with each graph
-                session.standing.append(found)
 
 
 def _alive(parts: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
