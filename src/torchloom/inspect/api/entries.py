@@ -234,7 +234,7 @@ def failure_of(
         return str(entry.guard_manager.invalidation_reason)
     failure = introspect.guard_failure(entry, values)
     if failure is None and how is not None and not dispatch.is_same_backend(entry, how):
-        return f"{OTHER_BACKEND}compiled by {introspect.backend_name(entry)}"
+        return f"{OTHER_BACKEND}{introspect.backend_name(entry)}"
     return failure
 
 

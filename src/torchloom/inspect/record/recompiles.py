@@ -12,7 +12,12 @@ from collections.abc import Callable, Sequence
 
 from torchloom._torch import introspect
 from torchloom.inspect.record.compiles import Compile
-from torchloom.inspect.wording.english import source_in_words, value_in_words, without_addresses
+from torchloom.inspect.wording.english import (
+    check_in,
+    source_in_words,
+    value_in_words,
+    without_addresses,
+)
 from torchloom.inspect.wording.hider import without_values
 from torchloom.inspect.wording.reasons import (
     ANOTHER,
@@ -55,8 +60,7 @@ def parse_reason(text: str, shown: Callable[[str], str] = without_values) -> Rec
     entry, _, rest = text.partition(": ")
     if not re.fullmatch(r"[\d/]+", entry.strip()):
         entry, rest = "", text
-    body = rest.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    body = shown(body)
+    body = shown(check_in(rest))
     reason = reason_of(body)
     return Recompile(
         entry=entry.strip(),

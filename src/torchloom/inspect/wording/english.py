@@ -13,6 +13,11 @@ from collections.abc import Callable
 from torchloom.records import Guard
 
 
+def check_in(text: str) -> str:
+    """Return the check in what torch tells of it, without the line and the stack of the user's code behind it."""
+    return text.partition("\nUser stack trace")[0].partition("  #")[0].strip()
+
+
 def without_tensors_of_floats(text: str) -> str:
     """Return code in which dynamic floats are written as before torch 2.12, without a tensor around them.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torchloom.inspect.wording.english import (
+    check_in,
     groups_in_words,
     source_in_words,
     without_addresses,
@@ -30,7 +31,7 @@ TYPES = "pass values of one type"
 
 ANOTHER = "another value"
 ANOTHER_LENGTH = "another length"
-OTHER_BACKEND = "BACKEND_MATCH: "
+OTHER_BACKEND = "BACKEND_MATCH: compiled by "
 
 
 class Reason(NamedTuple):
@@ -64,7 +65,7 @@ def reason_of(text: str) -> Reason:
         >>> reason_of("len(d) != 2").expected  # torch tells what it found
         'len 2'
     """
-    body = _TAIL.sub("", text.partition("\nUser stack trace")[0].partition("  # ")[0]).strip()
+    body = _TAIL.sub("", check_in(text)).strip()
     while body.startswith("(") and body.endswith(")") and body.count("(") == body.count(")"):
         inner = body[1:-1]
         if inner.find(")") < inner.find("("):
@@ -87,14 +88,8 @@ def miss_of(compile_id: str, failure: str) -> Miss:
         compile_id: of the entry.
         failure: the first check that failed, in torch's words.
     """
-    text = without_values(failure.partition("\nUser stack trace")[0].partition("  #")[0].strip())
+    text = without_values(check_in(failure))
     source = (_SOURCE_IN.search(text) or [""])[0]
-    if text.startswith(OTHER_BACKEND):
-        english = f"{text.removeprefix(OTHER_BACKEND)}, this call has another backend"
-        return Miss(compile_id, "", text, english)
-    quoted = re.match(r"tensor '(.+?)' (.*mismatch.*)", without_addresses(text), re.DOTALL)
-    if quoted:
-        return Miss(compile_id, quoted[1], text, f"{source_in_words(quoted[1])}: {quoted[2]}")
     reason = reason_of(text)
     english = reason.expected
     if reason.source or reason.actual:
@@ -105,7 +100,9 @@ def miss_of(compile_id: str, failure: str) -> Miss:
 
 _TAIL = re.compile(r"[. ]*(?:Guard failed on a parameter, consider .*|\(HINT: [^()]*\)\s*)$", re.S)
 """Upstream's advice behind some sentences."""
-_SOURCE_IN = re.compile(r"[LG](?:\[(?:'[^']*'|\"[^\"]*\"|\w+)\]|\.\w+)+")
+_SOURCE_IN = re.compile(
+    r"(?<=^tensor ').+?(?=' \w+ )|[LG](?:\[(?:'[^']*'|\"[^\"]*\"|\w+)\]|\.\w+)+"
+)
 
 
 def _filled(reason: Reason, found: re.Match[str]) -> Reason:
@@ -140,25 +137,6 @@ _SWITCHES = {
 }
 
 
-def _empty(s: str) -> Reason:
-    called = re.match(r"[\w.]+(?=\()", s)
-    if called and called.group() not in _SOURCE_CALLS:  # a check of another sort that is denied
-        return Reason("", without_addresses(f"not {s}"), "", "")
-    return Reason(source_in_words(s), "empty", "not empty", LENGTHS)
-
-
-_SOURCE_CALLS = [
-    "list",
-    "dict.keys",
-    "getattr",
-    "object.__getattribute__",
-    "type",
-    "tuple",
-    "super",
-]
-"""What Dynamo calls in the sources of values."""
-
-
 _Rule = tuple[re.Pattern[str], Reason | Callable[..., Reason]]
 
 
@@ -178,6 +156,8 @@ def _presence(pattern: str, what: str, fix: str) -> list[_Rule]:
 
 
 _SOURCE = r"(?P<s>[A-Za-z_][\w.\[\]'\"()]*?)"
+_NESTED = r"(?P<s>(?:(?:list|dict\.keys|type|tuple|super)\()*[A-Za-z_][\w.\[\]'\"]*(?:\)|\[\w+\])*)"
+"""A source with what Dynamo calls in sources; any other call is a check of another sort."""
 _OTHER = _SOURCE.replace("<s>", "<o>")
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|-?inf"
 _OBJECT = r"___check_obj_id\((?P<s>.+?), \d+\)"
@@ -250,6 +230,7 @@ _RULES: list[_Rule] = [
         "keep torch function modes, such as `with torch.device(...)`, the same between calls",
         "",
     ),
+    _rule(f"{OTHER_BACKEND}(?P<b>.*)", "backend {b}", "another backend", "", ""),
     _rule(
         r"BACKEND_MATCH.*",
         *("the same backend object", "another one"),
@@ -269,7 +250,7 @@ _RULES: list[_Rule] = [
     _rule(_SOURCE + r" == (?P=s)", "not nan", "nan", NAN),
     *_presence(r"hasattr\((?P<s>.+?), (?P<w>'.+?')\)", "attribute {w}", ATTRIBUTES),
     *_presence(r"___dict_contains\((?P<w>.+?), (?P<s>.+)\)", "key {w}", ATTRIBUTES),
-    _read("not " + _SOURCE, _empty),
+    _rule(f"not {_NESTED}", "empty", "not empty", LENGTHS),
     _rule(r"TYPE_MISMATCH\((?P<s>.+?)\)", "the type that it had", "another type", TYPES),
     _rule(
         r"KeyError on G\['?(?P<w>[^'\[\]]+)'?\]",
