@@ -21,35 +21,27 @@ class SpanReader:
     """Pairs begin and end events; those of one thread nest."""
 
     def __init__(self) -> None:
-        self._open: dict[Any, list[tuple[str, float, str | None]]] = {}
+        self._open: dict[Any, list[Mapping[str, Any]]] = {}
         self._done: dict[tuple[int, str], list[Span]] = {}
 
     def read(self, row: Row) -> None:
         """Take one `chromium_event`."""
         event = _event(row)
-        phase, name, at = event.get("ph"), event.get("name"), event.get("ts")
+        name, at = event.get("name"), event.get("ts")
         if not isinstance(name, str) or not isinstance(at, (int, float)):
             return
         stack = self._open.setdefault(event.get("tid", 0), [])
-        args = event.get("args")
-        compile_id = args.get("compile_id") if isinstance(args, Mapping) else None
-        if phase == "B":
-            stack.append((name, float(at), compile_id))
-        elif phase == "E":
+        if event["ph"] == "B":
+            stack.append(event)
+        elif event["ph"] == "E":
             # Not all ends come in order: compiles of C++ end while other phases are open.
-            index = next((i for i in reversed(range(len(stack))) if stack[i][0] == name), None)
-            if index is not None:
-                _, start, owner = stack.pop(index)
-                self._close(name, start, float(at), index, (row.epoch, compile_id or owner))
-
-    def _close(
-        self, name: str, start: float, end: float, depth: int, owner: tuple[int, str | None]
-    ) -> None:
-        epoch, compile_id = owner
-        if compile_id is None:
-            return
-        span = Span(name=name, start_us=start, duration_us=end - start, depth=depth)
-        self._done.setdefault((epoch, str(compile_id).strip("[]")), []).append(span)
+            index = next((i for i in reversed(range(len(stack))) if stack[i]["name"] == name), None)
+            begin = {} if index is None else stack.pop(index)
+            owner = _owner(event) or _owner(begin)
+            if owner and index is not None:
+                start = float(begin["ts"])
+                span = Span(name=name, start_us=start, duration_us=at - start, depth=index)
+                self._done.setdefault((row.epoch, owner), []).append(span)
 
     def of(self, compile_id: str, epoch: int) -> list[Span]:
         """Return the phases of an entry in order of their start."""
@@ -58,13 +50,15 @@ class SpanReader:
 
 
 def _event(row: Row) -> Mapping[str, Any]:
-    if isinstance(row.body, Mapping) and "ph" in row.body:
-        return row.body
-    try:
-        found = json.loads(row.payload or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
+    found = row.body if isinstance(row.body, Mapping) else {}
+    found = found if "ph" in found else _json(row.payload, {})
+    return found if isinstance(found, Mapping) and "ph" in found else {}
+
+
+def _owner(event: Mapping[str, Any]) -> str:
+    """Return the id of the compile that an event belongs to, where it says so."""
+    args = event.get("args")
+    return str(args.get("compile_id") or "").strip("[]") if isinstance(args, Mapping) else ""
 
 
 _CACHE = re.compile("(fx_graph|aotautograd)_cache_(hit|miss|bypass)")

@@ -12,7 +12,6 @@ from torchloom.report.page.elements import (
     choice,
     el,
     empty,
-    link,
     pairs,
     prose,
     seconds,
@@ -198,7 +197,7 @@ def _recompile(item: EntryItem) -> Node:
     older = {e.entry.compile_id: e for e in item.owner.entries if e.entry.epoch == epoch}
     rows: list[list[Node]] = [
         [
-            link(older[each.entry].address(), each.entry) if each.entry in older else each.entry,
+            older[each.entry].link() if each.entry in older else each.entry,
             each.source,
             ["code", each.expected],
             ["code", each.actual],

@@ -20,9 +20,9 @@ class EntryItem:
     id: str
     name: str
 
-    def address(self) -> str:
-        """Return the address of its view."""
-        return f"entry/{_quoted(self.id)}"
+    def link(self) -> list[str]:
+        """Return a link to its view."""
+        return link(f"entry/{_quoted(self.id)}", self.name)
 
     @property
     def compile_s(self) -> float:

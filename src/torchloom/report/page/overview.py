@@ -14,7 +14,6 @@ from torchloom.report.page.elements import (
     Node,
     el,
     empty,
-    link,
     pairs,
     percent,
     seconds,
@@ -188,7 +187,7 @@ def _functions(index: Index) -> Node:
 
 def _entry_links(item: FunctionItem) -> Node:
     shown = item.entries[:_ENTRIES_LINKED]
-    links = [part for each in shown for part in (link(each.address(), each.name), " ")]
+    links = [part for each in shown for part in (each.link(), " ")]
     more = len(item.entries) - _ENTRIES_LINKED
     return el("span", *(links or ["none"]), f"and {more} more" if more > 0 else "")
 
