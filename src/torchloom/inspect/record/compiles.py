@@ -33,8 +33,6 @@ class Compile:
     """The callable, where torch compiles it through a wrapper function of its own."""
     hit_limit: bool = False
     """Whether the recompile limit ended it."""
-    stack: list[Mapping[str, Any]] = field(default_factory=list)
-    """The frames that led to it, as torch logs them."""
     calls: Sequence[tuple[str, int, str]] = ()
     """File, line and function of all that led to it."""
     guard_rows: list[Mapping[str, Any]] = field(default_factory=list)

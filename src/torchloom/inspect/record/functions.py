@@ -16,7 +16,7 @@ from torchloom._torch import introspect
 from torchloom.inspect.collected import EagerCalls
 from torchloom.inspect.live.rewritten import RESUME, graph_name
 from torchloom.inspect.live.target import short_name
-from torchloom.inspect.record.compiles import Compile, CompileKey, Places
+from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.recompiles import advise
 from torchloom.records import Function
 
@@ -29,14 +29,11 @@ NOTHING_LATER = (
 )
 
 
-def functions_of(
-    compiles: Mapping[CompileKey, Compile], places: Places, eager: EagerCalls
-) -> list[Function]:
+def functions_of(compiles: Mapping[CompileKey, Compile], eager: EagerCalls) -> list[Function]:
     """Return the functions that were compiled or tried, those behind graph breaks as children.
 
     Args:
         compiles: by key, with completed entries.
-        places: resolves file names.
         eager: calls that ran eagerly because no entry fitted.
     """
     groups: dict[_Group, list[Compile]] = {}
@@ -45,7 +42,7 @@ def functions_of(
         wrapped = compiles[key].wrapped
         group = (*key[:2], "" if wrapped is None else wrapped.name)
         groups.setdefault(group, []).append(compiles[key])
-    functions = {key: _function(group, places) for key, group in groups.items()}
+    functions = {key: _function(group) for key, group in groups.items()}
     for key, group in groups.items():
         _fill(functions[key], group, eager)
     links = _Links(groups)
@@ -55,7 +52,7 @@ def functions_of(
     return roots + _compiled_before(groups, eager)
 
 
-def _function(group: Sequence[Compile], places: Places) -> Function:
+def _function(group: Sequence[Compile]) -> Function:
     """Return the record of a function, without entries."""
     first = group[0]
     code = next((each.code for each in group if each.code is not None), None)
@@ -69,16 +66,8 @@ def _function(group: Sequence[Compile], places: Places) -> Function:
         function = _named_by(code)
     else:
         # A capture of a whole function, as for serving, says no name.
-        name, file, line = "captured graph" if first.entry.artifacts else "unknown", "", 0
-        metrics = first.entry.metrics.get("forward", {})
-        if first.stack:
-            file, line = places.of(first.stack[-1])
-            name = str(first.stack[-1].get("name", name))
-        function = Function(
-            name=str(metrics.get("co_name", name)),
-            file=str(metrics.get("co_filename", file)),
-            line=int(metrics.get("co_firstlineno", line) or 0),
-        )
+        name = "captured graph" if first.entry.artifacts else "unknown"
+        function = Function(name=name, file="", line=0)
     function.epoch, function.frame_id = first.key[:2]
     return function
 

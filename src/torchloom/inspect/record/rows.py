@@ -199,8 +199,6 @@ class RowReader:
 
 def _start(compile_: Compile, row: Row) -> None:
     entry = compile_.entry
-    stack = row.body.get("stack") if isinstance(row.body, Mapping) else None
-    compile_.stack = compile_.stack or stack or []
     compile_.calls = compile_.calls or row.calls
     entry.attempts = max(entry.attempts, row.attempt + 1)
     if row.attempt:  # Dynamo has restarted its analysis: only its last graph counts

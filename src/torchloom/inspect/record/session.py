@@ -68,7 +68,7 @@ def build_session(collected: Collected) -> Session:
     session = Session(num_resets=collected.num_resets, orphans=reader.orphans)
     _complete_entries(session, reader, hider, collected.num_hits)
     note_events(session, reader.compiles, collected.events)
-    session.functions = functions_of(reader.compiles, reader.places, collected.eager)
+    session.functions = functions_of(reader.compiles, collected.eager)
     session.num_unknown_eager_calls = collected.eager.num_unknown
     hider.in_record(session)
     return session
