@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -80,25 +80,19 @@ _RECIPES = _OWN + "recipes" + os.sep
 """Programs that users run as their own."""
 
 
-def resolve_lines(
-    guards: Iterable[Guard],
-    code: CodeType | None,
-    files: Iterable[str],
-    lines: Mapping[str, str] | None = None,
-) -> None:
+def resolve_lines(guards: Iterable[Guard], code: CodeType | None, files: Iterable[str]) -> None:
     """Write the whole path of each guard's line, in place; lines of torch and torchloom are dropped.
 
     Args:
         guards: of one entry.
         code: the function; its own file is tried first.
         files: paths that Dynamo has met; files in `linecache` are tried as well.
-        lines: full `file:line` by the text of a guard, for guards whose line is known from the trace.
     """
     own = [] if code is None else [code.co_filename]
     every = dict.fromkeys([*own, *files, *linecache.cache])
     known = [path for path in every if not is_library(path)]
     for guard in guards:
-        guard.user_line = (lines or {}).get(guard.text) or _resolved(guard.user_line, known)
+        guard.user_line = _resolved(guard.user_line, known)
 
 
 def is_library(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""One compile of Dynamo, or the attempt at one, while its record is put together; the files that the trace names."""
+"""One compile of Dynamo, or the attempt at one, while its record is put together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from torchloom._torch import compiling, introspect
 from torchloom.inspect.collected import Rewriting
-from torchloom.inspect.live.guards import is_library, resolve_lines
+from torchloom.inspect.live.guards import is_library
 from torchloom.inspect.live.target import Named
-from torchloom.inspect.wording.english import guard_in_words, without_addresses
-from torchloom.inspect.wording.hider import Hider
-from torchloom.records import Entry, Guard
+from torchloom.records import Entry
 
 CompileKey = tuple[int, int, int]
 """(epoch, frame id, version)."""
@@ -35,7 +33,6 @@ class Compile:
     """Whether the recompile limit ended it."""
     calls: Sequence[tuple[str, int, str]] = ()
     """File, line and function of all that led to it."""
-    guard_rows: list[Mapping[str, Any]] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)
     """The sizes of the tensors in the call, by source."""
 
@@ -70,47 +67,6 @@ class Compile:
     @property
     def _metrics(self) -> Mapping[str, Any]:
         return self.entry.metrics.get("forward", {})
-
-
-class Places:
-    """Resolves the file names of one watch.
-
-    Args:
-        files: names by their number in the trace; the reader of the trace adds to them.
-        hider: notes the keys that guards name.
-    """
-
-    def __init__(self, files: dict[int, str], hider: Hider) -> None:
-        self.files, self._hider = files, hider
-
-    def of(self, frame: Mapping[str, Any]) -> tuple[str, int]:
-        """Return file and line of a frame as torch logs it."""
-        number = frame.get("filename")
-        path = self.files.get(number, str(number)) if isinstance(number, int) else str(number)
-        return path, int(frame.get("line") or 0)
-
-    def add_user_lines(self, compile_: Compile) -> None:
-        """Add to each guard of an entry the line of user code that made it.
-
-        An entry whose live guards are gone gets the guards from the trace.
-        """
-        entry = compile_.entry
-        lines: dict[str, str] = {}
-        texts: dict[str, str] = {}
-        for row in compile_.guard_rows:
-            code = self._hider.check(str(row.get("code", "")))
-            text = without_addresses(code)
-            texts[text] = code
-            places = [self.of(frame) for frame in row.get("user_stack") or []]
-            user = [f"{file}:{line}" for file, line in places if not is_library(file)]
-            if user:
-                lines[text] = user[-1]
-        if not entry.guards:
-            entry.guards = [
-                Guard(source="", kind="", text=text, english=guard_in_words("", "", code))
-                for text, code in texts.items()
-            ]
-        resolve_lines(entry.guards, compile_.code, self.files.values(), lines)
 
 
 def user_stack(compile_: Compile) -> list[str]:

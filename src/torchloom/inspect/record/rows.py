@@ -10,7 +10,7 @@ from typing import Any
 from torchloom._torch import introspect
 from torchloom.inspect.collected import Rewriting, Row
 from torchloom.inspect.live.guards import is_library
-from torchloom.inspect.record.compiles import Compile, CompileKey, Places
+from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.recompiles import parse_reason, parse_reasons
 from torchloom.inspect.wording.breaks import first_reason, parse_break, without_debug_context
 from torchloom.inspect.wording.hider import Hider, told
@@ -93,7 +93,8 @@ class RowReader:
 
     def __init__(self, hider: Hider) -> None:
         self.compiles: dict[CompileKey, Compile] = {}
-        self.places = Places(introspect.interned_files(), hider)
+        self.files = introspect.interned_files()
+        """Names of files by their number in the trace."""
         self.spans = SpanReader()
         self.orphans: list[str] = []
         """Errors and breaks that were logged about no compile in particular."""
@@ -116,7 +117,7 @@ class RowReader:
             self.spans.read(row)
         elif row.kind == "str" and isinstance(row.body, (list, tuple)):
             path, number = row.body
-            self.places.files[number] = path
+            self.files[number] = path
         elif row.frame_id is None or row.frame_compile_id is None:
             if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
                 self.orphans.append(self._orphaned(row.payload or row.kind))
@@ -141,8 +142,6 @@ class RowReader:
             add_graph(entry, row)
         elif kind in ("describe_tensor", "describe_source") and isinstance(row.body, Mapping):
             self._described(compile_, row.body)
-        elif kind == "dynamo_guards":
-            compile_.guard_rows = _json(row.payload, [])
         elif kind == "dynamo_cpp_guards_str":
             entry.guard_check_us = row.warm_guards_us
         elif kind == "recompile_reasons":

@@ -16,7 +16,7 @@ import torchloom
 from torchloom import envs, events
 from torchloom._torch import introspect
 from torchloom.inspect.collected import Collected, Rewriting
-from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.live.guards import guards_of, resolve_lines
 from torchloom.inspect.live.rewritten import continuation, graph_name
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
 from torchloom.inspect.record.compiles import Compile, CompileKey, user_stack
@@ -146,7 +146,7 @@ def complete_entry(
     if compile_.rewritten is not None:
         _add_code(compile_, compile_.rewritten, num_hits)
         _add_live_state(compile_, compile_.rewritten, hider)
-    reader.places.add_user_lines(compile_)
+    resolve_lines(entry.guards, compile_.code, reader.files.values())
     entry.stack = user_stack(compile_)
     entry.trigger = arguments_of(entry.guards, compile_.sizes)
     entry.spans = reader.spans.of(entry.compile_id, entry.epoch)
