@@ -103,7 +103,7 @@ class LiveGuard:
     def records(self) -> list[Guard]:
         """Return every guard as data."""
         found = guards_of(self._manager)
-        resolve_lines(found, self._code, introspect.interned_files().values())
+        resolve_lines(found, self._code)
         return found
 
     def __len__(self) -> int:

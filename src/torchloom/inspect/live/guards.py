@@ -80,16 +80,15 @@ _RECIPES = _OWN + "recipes" + os.sep
 """Programs that users run as their own."""
 
 
-def resolve_lines(guards: Iterable[Guard], code: CodeType | None, files: Iterable[str]) -> None:
+def resolve_lines(guards: Iterable[Guard], code: CodeType | None) -> None:
     """Write the whole path of each guard's line, in place; lines of torch and torchloom are dropped.
 
     Args:
         guards: of one entry.
-        code: the function; its own file is tried first.
-        files: paths that Dynamo has met; files in `linecache` are tried as well.
+        code: the function; its own file is tried first, then those that Dynamo has met, then those in `linecache`.
     """
     own = [] if code is None else [code.co_filename]
-    every = dict.fromkeys([*own, *files, *linecache.cache])
+    every = dict.fromkeys([*own, *introspect.interned_files().values(), *linecache.cache])
     known = [path for path in every if not is_library(path)]
     for guard in guards:
         guard.user_line = _resolved(guard.user_line, known)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchloom._torch import introspect
 from torchloom.inspect.collected import Rewriting, Row
 from torchloom.inspect.live.guards import is_library
 from torchloom.inspect.record.compiles import Compile, CompileKey
@@ -93,8 +92,6 @@ class RowReader:
 
     def __init__(self, hider: Hider) -> None:
         self.compiles: dict[CompileKey, Compile] = {}
-        self.files = introspect.interned_files()
-        """Names of files by their number in the trace."""
         self.spans = SpanReader()
         self.orphans: list[str] = []
         """Errors and breaks that were logged about no compile in particular."""
@@ -115,9 +112,6 @@ class RowReader:
         """Read one row of the trace."""
         if row.kind == "chromium_event":
             self.spans.read(row)
-        elif row.kind == "str" and isinstance(row.body, (list, tuple)):
-            path, number = row.body
-            self.files[number] = path
         elif row.frame_id is None or row.frame_compile_id is None:
             if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
                 self.orphans.append(self._orphaned(row.payload or row.kind))

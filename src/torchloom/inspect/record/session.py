@@ -146,7 +146,7 @@ def complete_entry(
     if compile_.rewritten is not None:
         _add_code(compile_, compile_.rewritten, num_hits)
         _add_live_state(compile_, compile_.rewritten, hider)
-    resolve_lines(entry.guards, compile_.code, reader.files.values())
+    resolve_lines(entry.guards, compile_.code)
     entry.stack = user_stack(compile_)
     entry.trigger = arguments_of(entry.guards, compile_.sizes)
     entry.spans = reader.spans.of(entry.compile_id, entry.epoch)
