@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only as tree_map_only
 
 
 def size_hint(size: Any) -> int:
