@@ -195,8 +195,6 @@ def _sizes(inputs: Sequence[Any]) -> list[str]:
     ]
 
 
-logger = get_logger(__name__)
-
 _OPEN, _FINE = "not compiled yet", ""
 
 
