@@ -93,20 +93,13 @@ def new_shape_env() -> Any:
     return ShapeEnv()
 
 
-def fake_mode_of(env: Any) -> Any:
-    """Return a mode whose tensors hold no data and have symbols of `env`."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-
-
 def symbolic_tensor(
     mode: Any, tensor: torch.Tensor, varying: Sequence[bool], name: str
 ) -> torch.Tensor:
     """Return a fake tensor some of whose sizes are symbols; equal sizes are one symbol.
 
     Args:
-        mode: from `fake_mode_of`.
+        mode: from `fake_mode`.
         tensor: whose sizes, dtype and device it has.
         varying: for each dim, whether its size is a symbol.
         name: tells it from others of the mode.

@@ -46,11 +46,15 @@ def layout_hint(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
     return sizes, strides, 0 if 0 in sizes else reach + 1
 
 
-def fake_mode() -> Any:
-    """Return a new mode whose tensors hold no data; real ones may be mixed in."""
+def fake_mode(env: Any = None) -> Any:
+    """Return a new mode whose tensors hold no data; real ones may be mixed in.
+
+    Args:
+        env: the environment whose symbols their sizes may have; None: their sizes are numbers.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
 
 
 def lives_on(value: torch.Tensor) -> bool:

@@ -27,10 +27,17 @@ _KWARGS: Mapping[str, Kind] = {
 _STAGE_MARKS = {"z1": 1, "z2": 2, "z3": 3}
 RENAMED = {mark: f"zero{stage}" for mark, stage in _STAGE_MARKS.items()}
 _STAGE_OF = {f"zero{stage}{end}": stage for stage in (1, 2, 3) for end in ("", "_compile")}
-_PHASES = (
+PHASES = (
     *("offload_adam_states_for_init", "offload_adam_states_sync", "offload_activation_floor"),
     "move_opt_states_sync",
 )
+"""Names that schedules may hold and that do nothing: DeepSpeed's phases, for which torchloom's one plan has no need."""
+SIZES = {
+    "gather_bucket_bytes": ("bucket", "gather_bytes"),
+    "reduce_bucket_bytes": ("bucket", "reduce_bytes"),
+    "prefetch_bytes": ("prefetch", "max_bytes"),
+}
+"""Sizes of transfers, with the pass and its option that each sets."""
 _REFUSED = {
     "autosp": "sequence parallelism is not supported; remove it and use ZeRO stage 3",
     "autotp": "tensor parallelism is not supported; remove it and use ZeRO stage 3",
@@ -107,7 +114,7 @@ def _translated(
         if name in _REFUSED:
             what, _, fix = _REFUSED[name].partition("; ")
             findings.error(path, f"{name}: {what}", fix)
-        elif name in _PHASES:
+        elif name in PHASES:
             findings.info(path, f"{name} is a phase of another pass and is left out")
         elif ours in kept:
             findings.error(path, f"{ours} is listed twice", "list each pass once")
@@ -170,12 +177,8 @@ def resolve_pass_options(section: CompileSection, zero: ZeroConfig) -> Mapping[s
     found: dict[str, dict[str, object]] = {
         "overlap_copies": {"slots": 2 if section.double_buffer else 1},
     }
-    for name, option, size in (
-        ("bucket", "gather_bytes", zero.gather_bucket_bytes),
-        ("bucket", "reduce_bytes", zero.reduce_bucket_bytes),
-        ("prefetch", "max_bytes", zero.prefetch_bytes),
-    ):
-        if size is not None:
+    for key, (name, option) in SIZES.items():
+        if (size := getattr(zero, key)) is not None:
             found.setdefault(name, {})[option] = size
     for key in CompileSection.keys.values():
         if key.option:

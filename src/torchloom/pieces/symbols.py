@@ -14,7 +14,6 @@ import torch
 from torchloom._torch.shapes import (
     Condition,
     conditions_of,
-    fake_mode_of,
     fixed_symbols,
     new_shape_env,
     no_special_sizes,
@@ -22,6 +21,7 @@ from torchloom._torch.shapes import (
     symbol_values,
     symbolic_tensor,
 )
+from torchloom._torch.tensors import fake_mode
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def size_guards(
             symbol; sizes of 0 and 1 are no more special than others.
     """
     env = new_shape_env()
-    mode = fake_mode_of(env)
+    mode = fake_mode(env)
     number = 0
 
     def faked(value: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from torchloom import ops
+from torchloom.config.compiling import SIZES
 from torchloom.costs import NETWORKS
 from torchloom.errors import BackendError
 from torchloom.graph import PassContext, find
@@ -25,12 +26,6 @@ from torchloom.pipeline.schedule import resolve_passes
 from torchloom.pipeline.session import CompileSession
 from torchloom.shard import Layout, living_layouts
 
-_SIZES = {
-    "gather_bucket_bytes": ("bucket", "gather_bytes"),
-    "reduce_bucket_bytes": ("bucket", "reduce_bytes"),
-    "prefetch_bytes": ("prefetch", "max_bytes"),
-}
-"""Options of this backend that are options of a pass."""
 _OPTIONS = (
     "lowering",
     "passes",
@@ -38,7 +33,7 @@ _OPTIONS = (
     "inductor",
     "strict",
     "dump_graphs",
-    *_SIZES,
+    *SIZES,
 )
 
 
@@ -109,7 +104,7 @@ def _pass_options(
 ) -> PassOptions:
     on_cuda = any(getattr(each, "is_cuda", False) for each in example_inputs)
     network = NETWORKS["nvlink" if on_cuda else "gloo"]
-    sizes = [{name: {option: given[key]}} for key, (name, option) in _SIZES.items() if key in given]
+    sizes = [{name: {option: given[key]}} for key, (name, option) in SIZES.items() if key in given]
     derived = derived_options(layout, given.get("lowering", "inductor"), network)
     return joined_options(derived, *sizes)
 

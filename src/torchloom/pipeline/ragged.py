@@ -34,6 +34,7 @@ from torchloom.errors import own_error
 from torchloom.graph import args_of, find
 from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport
+from torchloom.pipeline.sidecar import calling_text
 from torchloom.plan import GraphPlan, Planner, PlannerSnapshot
 from torchloom.position import POSITION
 from torchloom.records.io import from_plain
@@ -104,7 +105,7 @@ class SharedPlan:
             return
         self._met.add(params)
         what = f"the sizes of a batch for {len(params)} parameters ({min(params)}, ...)"
-        held = self.texts(what, f"{report.batch_bytes} {_sizes(inputs)} {planner.key}")
+        held = self.texts(what, f"{report.batch_bytes} {calling_text(inputs)} {planner.key}")
         if len(set(held)) == 1:
             return
         leader = max(range(len(held)), key=lambda rank: int(held[rank].split()[0]))
@@ -186,13 +187,6 @@ def _kind(graph: fx.Graph) -> str:
             param = args_of(node)[-1] if node.target in (ops.gather, ops.replicate) else ""
             digest.update(f"{name} {param}\n".encode())
     return digest.hexdigest()
-
-
-def _sizes(inputs: Sequence[Any]) -> list[str]:
-    return [
-        f"{each.dtype}{list(map(str, each.shape))}" if isinstance(each, Tensor) else str(each)
-        for each in inputs
-    ]
 
 
 _OPEN, _FINE = "not compiled yet", ""

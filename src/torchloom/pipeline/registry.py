@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torchloom.config.compiling import PHASES, RENAMED
 from torchloom.costs import Network
 from torchloom.deepcompile.forms import Adapted, adapt
 from torchloom.errors import PassError, PassOrderError
@@ -68,7 +69,7 @@ class PassRegistry:
             PassOrderError: the name is one of torchloom's.
             PassError: a parameter of the function belongs to no form.
         """
-        if name in PASSES or name in ALIASES or name in NO_OPS:
+        if name in PASSES or name in ALIASES or name in PHASES:
             raise PassOrderError(
                 f"pass name {name!r} is one of torchloom's: choose another (to leave the built-in "
                 "pass out, use compile.disable_passes)"
@@ -190,9 +191,7 @@ PRESETS: dict[int, tuple[str, ...]] = {
 
 # Names that DeepSpeed's schedules and config files use for what these passes do.
 ALIASES: dict[str, str] = {
-    "z1": "zero1",
-    "z2": "zero2",
-    "z3": "zero3",
+    **RENAMED,
     "zero1_compile": "zero1",
     "zero2_compile": "zero2",
     "zero3_compile": "zero3",
@@ -208,15 +207,6 @@ FUNCTIONS: dict[str, str] = {
     "schedule_prefetch": "prefetch",
     "offload_parameter_fwd": "offload_parameters",
 }
-
-# Names that schedules may hold and that do nothing: DeepSpeed's phases, for which torchloom's one plan has
-# no need.
-NO_OPS: tuple[str, ...] = (
-    "offload_adam_states_for_init",
-    "offload_adam_states_sync",
-    "offload_activation_floor",
-    "move_opt_states_sync",
-)
 
 # Passes over the joint graph, and the one that finishes their work on the split graphs.
 SECOND_HALF: dict[str, str] = {

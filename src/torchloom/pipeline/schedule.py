@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from torchloom.config.budget import parse_budget
+from torchloom.config.compiling import PHASES
 from torchloom.config.kinds import RefusedError
 from torchloom.errors import PassError, PassOrderError
 from torchloom.graph import STAGES, GraphPass
@@ -26,7 +27,6 @@ from torchloom.pipeline.registry import (
     BASIS,
     COMMUNICATION,
     FUNCTIONS,
-    NO_OPS,
     PRESETS,
     REGISTRY,
     SECOND_HALF,
@@ -146,7 +146,7 @@ class Resolver:
         extra = [_lookup(name, known, where) for name in self.extra]
         extra.sort(key=lambda each: list(known).index(each.name))
         chosen = _with_extra(chosen, extra, known)
-        disabled = [name for name in self.disabled if name not in NO_OPS]
+        disabled = [name for name in self.disabled if name not in PHASES]
         without = {_lookup(name, known, where).name for name in disabled}
         passes = tuple(self._bound(each) for each in chosen if each.name not in without)
         if any(name in ALIASES and name not in ("z1", "z2", "z3") for name in said):
@@ -217,7 +217,7 @@ class Resolver:
     def _named(
         self, name: str, known: Mapping[str, GraphPass], where: str
     ) -> tuple[GraphPass, ...]:
-        if name in NO_OPS:
+        if name in PHASES:
             logger.info("%spass %r does nothing here", where, name)
             return ()
         if name.endswith("_compile") and name in ALIASES:

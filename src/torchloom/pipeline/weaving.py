@@ -97,13 +97,12 @@ class Weaving:
         )
         self.report.regions = outlined.calls
         self.report.flat_because = outlined.reasons
-        if not outlined.bodies:
-            return with_stand_ins(self._lower(outlined, example_inputs), unread)
         try:
             return with_stand_ins(self._lower(outlined, example_inputs), unread)
         except Exception as error:  # compilers raise anything, also of a body alone
             refusal = own_error(error)
-            if is_restart(error) or not isinstance(refusal, RegionError | None):
+            is_ours = outlined.bodies and isinstance(refusal, RegionError | None)
+            if is_restart(error) or not is_ours:
                 raise
             if self.must_outline and refusal is not None:
                 raise refusal from error

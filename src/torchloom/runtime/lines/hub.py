@@ -20,6 +20,7 @@ from typing import Any
 
 from torchloom.log import get_logger
 from torchloom.position import Verdict
+from torchloom.records.io import from_plain
 from torchloom.runtime.lines.judge import judge
 from torchloom.runtime.lines.line import NO_WORD, Wire
 from torchloom.runtime.lines.report import Report, silent_report
@@ -145,7 +146,7 @@ class Hub:
             self._gone[rank] = str(message["how"])
             self._part_with(rank)
         elif kind in ("report", "stuck"):
-            self._reports[rank] = Report.from_plain(message["report"])
+            self._reports[rank] = from_plain(Report, message["report"])
             if kind == "stuck":
                 self._begin_to_ask()
             else:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchloom.config.model import TimeoutsConfig
 from torchloom.last_words import is_users
@@ -61,15 +60,6 @@ class Report:
     limits: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     is_silent: bool = False
     """Made by rank 0, as this rank's thread does not answer."""
-
-    @staticmethod
-    def from_plain(plain: dict[str, Any]) -> Report:
-        """Read the report that `dataclasses.asdict` made a JSON-able dict of."""
-        waiting, limits = plain["waiting"], TimeoutsConfig(**plain["limits"])
-        order = {name: [tuple(each) for each in rows] for name, rows in plain["order"].items()}
-        found = waiting and Waiting(**waiting)
-        own: dict[str, Any] = {**plain, "waiting": found, "limits": limits, "order": order}
-        return Report(**own)
 
     def text(self) -> str:
         """Say in words where the rank is."""
