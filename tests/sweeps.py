@@ -137,7 +137,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "step/test_own_loops.py::test_steps_of_whoever_steps_the_parameters_move_the_schedule": ("True",),
     "engine/test_compile_schedule.py::test_residents_are_gathered_once_per_optimizer_step": ("3",),
     "engine/test_offload_parameters.py::test_bit_identical_alone_and_with_everything": ("aot_eager-3",),
-    "pieces/test_machine.py::test_an_upgrade_of_what_builds_programs_alone_has_another_key": ("pieces/plain.py",),
     "runtime/test_c10d_buckets.py::test_buckets_of_a_compiled_model_save_collectives": ("3",),
     "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero": ("killed-",),
     # The loops of frameworks: a run, its files and resume, and its ranks are tests of their own, which stay.

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import torchloom
 from torchloom.cli.explain import explain
 from torchloom.cli.records import check_record, diff, report
-from torchloom.errors import InspectError, RecordError
+from torchloom.errors import InspectError
 from torchloom.records import load_record
 
 SCRIPT = """
@@ -63,8 +63,6 @@ def test_explain_a_function(script) -> None:
     assert "0 graph breaks" in result.output
     with pytest.raises(InspectError, match="it has step, plain"):
         run(explain, f"{script}:missing")
-    with pytest.raises(InspectError, match="no file"):
-        run(explain, script.with_name("none.py"))
 
 
 @pytest.fixture
@@ -104,7 +102,3 @@ def test_report_of_a_folder_and_its_trace(records) -> None:
     assert result.exit_code == 0
     assert (records / "two" / "report.html").stat().st_size > 1000
     assert (records / "trace.json").is_file()
-    with pytest.raises(RecordError, match="holds no record"):
-        run(report, records)
-    with pytest.raises(RecordError, match="No such file"):
-        run(report, records / "none.json")

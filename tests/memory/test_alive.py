@@ -9,13 +9,7 @@ from support.graphs import TwoLayers, apply, captured
 from support.planned import Captured
 from support.zoo import ZOO
 from torchloom.graph import Choices, forward_nodes, is_view
-from torchloom.memory import (
-    PeakContents,
-    Transit,
-    WorkspaceTable,
-    alive_at_peak,
-    micro_step,
-)
+from torchloom.memory import PeakContents, Transit, WorkspaceTable, alive_at_peak, micro_step
 
 
 @pytest.mark.parametrize("name", ["llama", "checkpointed", "in_place"])

@@ -1,4 +1,4 @@
-"""Predicted peaks are the allocator's, to the byte: 24 models, 10 plans each, on the boxed route.
+"""Predicted peaks are the allocator's, to the byte: 21 models, 10 plans each, on the boxed route.
 
 Two of the plans each time, all ten under `-m exhaustive`.
 """
