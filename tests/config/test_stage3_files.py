@@ -6,9 +6,8 @@ import functools
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from support.commands import invoke
 from support.stage3_files import SHAPES, Shape, filled
 from torchloom.cli.check import check
 from torchloom.config import check_config, load_config
@@ -17,9 +16,6 @@ WORLD_SIZE = 8
 USABLE = [shape for shape in SHAPES if not shape.refused]
 REFUSED = [shape for shape in SHAPES if shape.refused]
 BATCHES = [shape for shape in REFUSED if shape.refused == "train_batch_size"]
-
-app = typer.Typer()
-app.command()(check)
 
 
 def name(shape: Shape) -> str:
@@ -31,7 +27,7 @@ def test_usable_shapes_load_and_check(shape, tmp_path):
     config = load_config(shape.config, world_size=WORLD_SIZE, auto=filled(shape.config))
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(shape.config))
-    found = CliRunner().invoke(app, [str(path), "--world-size", str(WORLD_SIZE)])
+    found = invoke(check, path, "--world-size", WORLD_SIZE)
 
     batch = config.batch
     assert batch.train_batch_size == batch.micro_batch_size * batch.accumulation_steps * WORLD_SIZE

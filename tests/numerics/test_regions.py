@@ -133,7 +133,6 @@ KINDS = {
     "autocast around": [6],
     "autocast within": [6],
     "twice with dropout": [12],
-    "complex numbers": [6],
     "strides": [],  # gradients lie otherwise than results, which under aot_eager stays flat
     "conjugates": [5],
     "constants": [6],

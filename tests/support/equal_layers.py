@@ -303,12 +303,6 @@ class Residual(nn.Module):
             b = b + F.dropout(layer(b), 0.5)
         return F.mse_loss(a, b)
 
-    def complex_numbers(self, x):
-        for layer in self.layers:
-            made = torch.view_as_complex(layer(x).reshape(-1, 8, 2).contiguous())
-            x = x + torch.view_as_real(made * 1j).reshape(-1, 16)
-        return x.square().mean()
-
     def conjugates(self, x):
         """What a layer gives is a conjugate that nobody has computed yet."""
         y = torch.view_as_complex(x.reshape(-1, 8, 2).contiguous())

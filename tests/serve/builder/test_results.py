@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,11 +99,8 @@ def test_calls_from_many_threads():
                 if not torch.allclose(program(x), model(x), atol=1e-5):
                     wrong.append(n)
 
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(4)))
     assert not wrong
 
 

@@ -1,4 +1,4 @@
-"""Records built by hand for the tests of the page, and that they are records."""
+"""Records built by hand for the tests of the page."""
 
 from __future__ import annotations
 
