@@ -137,7 +137,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "step/test_own_loops.py::test_steps_of_whoever_steps_the_parameters_move_the_schedule": ("True",),
     "engine/test_compile_schedule.py::test_residents_are_gathered_once_per_optimizer_step": ("3",),
     "engine/test_offload_parameters.py::test_bit_identical_alone_and_with_everything": ("aot_eager-3",),
-    "pieces/test_machine.py::test_an_upgrade_of_what_builds_programs_alone_has_another_key": ("pieces/plain.py",),
     "runtime/test_c10d_buckets.py::test_buckets_of_a_compiled_model_save_collectives": ("3",),
     "faults/test_ranks_that_fail.py::test_the_launcher_exits_non_zero": ("killed-",),
     # The loops of frameworks: a run, its files and resume, and its ranks are tests of their own, which stay.
@@ -324,8 +323,6 @@ ELSEWHERE: dict[str, str] = {
         "engine/test_offload_parameters.py::test_bit_identical_alone_and_with_everything",
     "engine/test_second_plan.py::test_a_graph_that_torch_captures_again_is_compared_all_the_same":
         "engine/test_second_plan.py::test_recorders_hear_that_the_plan_was_reviewed",
-    "serve/store/test_store.py::test_loading_leaves_inductors_lowerings_alone":
-        "serve/builder/test_generated_text.py::test_loading_and_calling_import_no_compiler",
     "examples/test_examples.py::test_the_walk_through_shows_entries_break_and_recompile":
         "inspect/test_watch.py::test_the_entries_of_the_walk_through",
     "engine/test_whole_plan.py::test_room_that_is_left_keeps_weights_gathered":
@@ -458,8 +455,6 @@ ELSEWHERE: dict[str, str] = {
         "engine/test_autocast.py::test_half_the_bytes_and_the_same_losses",
     "engine/test_symmetric_weights.py::test_data_that_are_swapped_for_others_and_back":
         "engine/test_symmetric_weights.py::test_whoever_writes_all_ranks_read_it",
-    "runtime/test_shm_faults.py::test_plain_and_shared_communicators_of_one_group_are_two":
-        "step/test_own_loops_share_memory.py::test_others_keep_their_communicators_and_results",
     "examples/test_recipes.py::test_the_notebook_runs":
         "docs/test_blocks.py::test_programs_run",
     "examples/test_recipes.py::test_an_operator_keeps_its_promises_and_changes_no_loss":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -11,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import torchloom
+from support.commands import python
 from support.ranks import run_ranks
-from torchloom import envs
 from torchloom import last_words as words
 from torchloom.errors import AgreementError
 
@@ -77,11 +75,7 @@ model(torch.ones(3))
 def test_without_a_launcher_errors_of_ours_alone_are_one_sentence_with_the_users_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(DOORS)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True, text=True, timeout=300, check=False,
-        env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
-    )  # fmt: skip
+    done = python(script)
     assert done.returncode == 1
     told, _, foreign = done.stderr.partition("Traceback (most recent call last)")
     lines = told.splitlines()
@@ -113,12 +107,8 @@ if engine.rank == int(sys.argv[1]):
 def test_a_collective_of_the_program_that_loses_its_peer_is_explained(tmp_path, who) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    head = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*head, str(script), who],
-        capture_output=True, text=True, timeout=300, check=False,
-        env=envs.child_environment({"OMP_NUM_THREADS": "1"}),
-    )  # fmt: skip
+    head = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = python(*head, script, who)
     assert done.returncode == 1
     other = 1 - int(who)
     assert f"[rank {who}] PeerLostError: rank {other} has ended its program" in done.stderr

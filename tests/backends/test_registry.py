@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -273,7 +273,6 @@ def test_temporary_backends_nest_and_restore() -> None:  # R12
 
 def test_one_name_is_one_backend_to_dynamo() -> None:  # R11
     register_backend(lambda gm, inputs: gm.forward, name="stable")
-    count = torch._dynamo.testing.CompileCounter()
     x = torch.randn(3)
 
     def many(x):
@@ -284,7 +283,6 @@ def test_one_name_is_one_backend_to_dynamo() -> None:  # R11
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     assert len(_debug_get_cache_entry_list(many.__code__)) == 1
-    assert count.frame_count == 0
 
 
 def test_options_reach_a_backend_that_takes_them() -> None:
@@ -300,23 +298,14 @@ def test_options_reach_a_backend_that_takes_them() -> None:
 
 
 def test_many_threads_register_look_up_and_list() -> None:
-    errors: list[Exception] = []
-
     def work(thread: int) -> None:
-        try:
-            for i in range(50):
-                name = f"thread{thread}_{i}"
-                register_backend(forward_of, name)
-                assert lookup_backend(name) is forward_of
-                assert name in list_backends()
-                unregister_backend(name)
-        except Exception as error:  # noqa: BLE001
-            errors.append(error)
+        for i in range(50):
+            name = f"thread{thread}_{i}"
+            register_backend(forward_of, name)
+            assert lookup_backend(name) is forward_of
+            assert name in list_backends()
+            unregister_backend(name)
 
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not [name for name in list_backends(None) if name.startswith("thread")]

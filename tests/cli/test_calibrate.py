@@ -11,14 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from torchloom.cli.calibrate import calibrate, measure_collectives, measure_core_share, measure_load
-from torchloom.costs import (
-    NETWORKS,
-    CostTable,
-    collective_us,
-    load_table,
-    save_table,
-    table_path,
-)
+from torchloom.costs import NETWORKS, CostTable, collective_us, load_table, save_table, table_path
 from torchloom.errors import PlanError
 
 app = typer.Typer()

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
+from support.commands import invoke
 from torchloom.cli.explain import explain
 
 HEAD = """
@@ -40,9 +39,7 @@ def nothing_compiled() -> Iterator[None]:
 
 def run(file: Path, body: str, name: str) -> str:
     file.write_text(HEAD + body)
-    app = typer.Typer()
-    app.command()(explain)
-    result = CliRunner().invoke(app, [f"{file}:{name}"], catch_exceptions=False)
+    result = invoke(explain, f"{file}:{name}")
     assert result.exit_code == 0
     return result.output
 

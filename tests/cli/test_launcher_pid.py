@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+from support.commands import python
 from torchloom import envs
 
 WORKER = """
@@ -51,5 +52,5 @@ def test_a_command_ends_without_a_last_collection() -> None:
         "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0));"
         "sys.argv = ['torchloom', '--help']; from torchloom.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.stdout.splitlines()[-1] == "True", done.stderr

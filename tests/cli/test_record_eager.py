@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import torchloom
+from support.commands import invoke
 from torchloom.cli.records import check_record, diff
 from torchloom.errors import ExpectationError
 
@@ -25,9 +24,7 @@ def nothing_compiled() -> Iterator[None]:
 
 
 def run(command: Callable[..., None], *arguments: object) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+    result = invoke(command, *arguments)
     return result.exit_code, result.output
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from torchloom import envs
+from support.commands import NOT_LAUNCHED, python
 from torchloom.cli import make_app
 from torchloom.errors import ConfigError
 
-NOT_LAUNCHED = {
-    "RANK": None,
-    "WORLD_SIZE": None,
-    "SLURM_NTASKS": None,
-    "OMPI_COMM_WORLD_SIZE": None,
-}
 SCRIPT = """
 import os, signal, sys
 
@@ -44,12 +37,7 @@ signal.pause()
 def launched(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     (folder / "beside.py").write_text("NAME = 'beside'")
-    environment = envs.child_environment({"OMP_NUM_THREADS": "1"})
-    environment = {name: at for name, at in environment.items() if name not in NOT_LAUNCHED}
-    return subprocess.run(
-        [sys.executable, "-m", "torchloom", "run", "--nproc", "2", str(folder / "train.py"), *argv],
-        capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
+    return python("-m", "torchloom", "run", "--nproc", 2, folder / "train.py", *argv)
 
 
 def test_ranks_fail_alike_and_one_of_them_says_why(tmp_path):

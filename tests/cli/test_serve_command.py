@@ -99,11 +99,8 @@ def test_from_check_to_a_miss(run, tmp_path):
     assert f"{part.name} is damaged" in text
 
 
-def test_a_wrong_target_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+@pytest.mark.usefixtures("run")
+def test_a_wrong_target_is_one_line():
     for target, text in {
         "mine.py": "names no function",
         "no.py:make": "there is no file 'no.py'",

@@ -9,19 +9,13 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from support.commands import NOT_LAUNCHED, python
 from torchloom import envs
 from torchloom.cli import make_app
 from torchloom.cli.train import to_argv
 from torchloom.errors import CheckpointError, ConfigError, DataError, TorchloomError
 from torchloom.recipes.train import TrainOptions
 from torchloom.recipes.train import options as preflight
-
-NOT_LAUNCHED = {
-    "RANK": None,
-    "WORLD_SIZE": None,
-    "SLURM_NTASKS": None,
-    "OMPI_COMM_WORLD_SIZE": None,
-}
 
 
 def refused(*argv):
@@ -44,7 +38,7 @@ def test_help_is_quick_and_does_not_import_torch():
         "heavy = {'torch', 'transformers', 'tensorboard'} & set(sys.modules); sys.exit(str(heavy) "
         "if heavy else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert result.returncode == 0, result.stderr
     assert "--resume" in re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
 
@@ -100,12 +94,7 @@ def test_a_failing_worker_says_why_on_every_rank_and_fails_the_run(tmp_path):
         "from torchloom.cli.launcher import launch; import sys;"
         f"sys.exit(launch(['train', '--data', {str(tmp_path / 'no')!r}], 2))"
     )
-    environment = {**envs.child_environment({}), "OMP_NUM_THREADS": "1"}
-    for name in NOT_LAUNCHED:
-        environment.pop(name, None)
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment
-    )
+    result = python("-c", code)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert "failed with exit code 1" in result.stderr

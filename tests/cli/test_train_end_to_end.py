@@ -9,13 +9,10 @@ import sys
 
 import pytest
 
-from torchloom import envs
-
-LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+from support.commands import environment
 
 
 def start(data, out, *argv):
-    environment = {k: v for k, v in envs.child_environment({}).items() if k not in LAUNCHERS}
     options = ["--data", data, "--out", out, "--steps", "16", "--seq-len", "32", "--log-every", "1"]
     options += ["--micro-batch", "2"]
     return subprocess.Popen(
@@ -23,7 +20,7 @@ def start(data, out, *argv):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=environment(),
     )
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
-import re
-import subprocess
-import sys
 
 import pytest
 
-from torchloom import envs
+from support.commands import python
+from support.page_records import packed_in, record_in
 from torchloom.records import load_record
 from torchloom.report.page.figures import run_figures
 
-LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 STEPS = 3
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -33,17 +28,9 @@ def run_dir(tmp_path_factory):
     data, config, out = folder / "text.txt", folder / "config.json", folder / "run"
     data.write_bytes(b"".join(f"{i * i} is the square of {i}\n".encode() for i in range(4000)))
     config.write_text(json.dumps(CONFIG))
-    environment = {k: v for k, v in envs.child_environment({}).items() if k not in LAUNCHERS}
     options = ["--data", data, "--config", config, "--out", out, "--steps", STEPS, "--nproc", 2]
     more = ["--seq-len", 32, "--eval-every", 100, "--report"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torchloom", "train", *map(str, [*options, *more])],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
+    done = python("-m", "torchloom", "train", *options, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "report.html" in done.stdout
     return out
@@ -52,24 +39,13 @@ def run_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def packed(run_dir):
     """Return what the page carries."""
-    page = (run_dir / "report.html").read_text("utf-8")
-    coded = re.search(r'id="record">([^<]*)</script>', page)
-    assert coded
-    return json.loads(gzip.decompress(base64.b64decode(coded[1])))
+    return packed_in((run_dir / "report.html").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
 def shown(packed):
     """Return the record that the page carries."""
-
-    def restored(value):
-        if isinstance(value, dict):
-            if set(value) == {"$text"}:
-                return packed["texts"][value["$text"]]
-            return {key: restored(each) for key, each in value.items()}
-        return [restored(each) for each in value] if isinstance(value, list) else value
-
-    return restored(packed["record"])
+    return record_in(packed)
 
 
 def of_kind(shown, kind: str) -> list[dict]:

@@ -7,32 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from support.stage3_files import filled
 from torchloom.config import check_config, load_config
 
 CORPUS = Path(__file__).parent / "corpus"
 GOOD = sorted((CORPUS / "good").glob("*.json"))
 REFUSED = sorted((CORPUS / "refused").glob("*.json"))
-
-# What a trainer with a model of hidden size 64 fills in for "auto".
-FROM_TRAINER = {
-    "train_batch_size": 64,
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 2,
-    "gradient_clipping": 1.0,
-    "bf16.enabled": True,
-    "fp16.enabled": False,
-    "optimizer.params.lr": 5e-5,
-    "optimizer.params.betas": [0.9, 0.999],
-    "optimizer.params.eps": 1e-8,
-    "optimizer.params.weight_decay": 0.0,
-    "scheduler.params.warmup_min_lr": 0,
-    "scheduler.params.warmup_max_lr": 5e-5,
-    "scheduler.params.warmup_num_steps": 10,
-    "scheduler.params.total_num_steps": 1000,
-    "zero_optimization.reduce_bucket_size": 64 * 64,
-    "zero_optimization.stage3_prefetch_bucket_size": int(0.9 * 64 * 64),
-    "zero_optimization.stage3_param_persistence_threshold": 640,
-}
 
 
 def name(path: Path) -> str:
@@ -41,7 +21,7 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", GOOD, ids=name)
 def test_good_configurations_load(path):
-    config = load_config(path, world_size=8, auto=FROM_TRAINER)
+    config = load_config(path, world_size=8, auto=filled({}))
 
     batch = config.batch
     assert batch.train_batch_size == batch.micro_batch_size * batch.accumulation_steps * 8
@@ -59,7 +39,7 @@ def test_refused_configurations_name_each_path(path):
 
 
 def good(stem: str, **kwargs):
-    kwargs.setdefault("auto", FROM_TRAINER)
+    kwargs.setdefault("auto", filled({}))
     return load_config(CORPUS / "good" / f"{stem}.json", world_size=8, **kwargs)
 
 
@@ -79,10 +59,7 @@ def test_an_auto_file_takes_the_trainers_values():
 
 
 def test_features_without_effect_warn_once_each():
-    assert set(warnings(good("monitors_on"))) == {
-        "flops_profiler",
-        "activation_checkpointing",
-    }
+    assert set(warnings(good("monitors_on"))) == {"flops_profiler", "activation_checkpointing"}
     assert good("monitors_on").monitors.sections == ("tensorboard", "wandb")
 
 

@@ -145,14 +145,6 @@ def test_a_schedule_out_of_order_is_refused():
         load_config({"zero_optimization": {"stage": 2}, "compile": section})
 
 
-@pytest.mark.parametrize("written", ["auto", 0.9, "90%"])
-def test_a_budget_may_be_a_part_of_the_device(written):
-    budget = load_config({"compile": {"memory_budget": written}}).compile.memory_budget
-
-    assert budget is not None
-    assert budget.resolve(1000) == 900
-
-
 def test_keys_in_the_wrong_place_are_shown_their_home():
     told = {note.path: note.message for note in load_config({"lr": 1, "stage": 3}).notes}
 
@@ -172,14 +164,6 @@ def test_autocast_has_a_dtype_and_modules():
     assert found.autocast.modules == ("torch.nn.Linear",)
     assert found.scales_loss
     assert not load_config({"torch_autocast": {"enabled": True}}).precision.scales_loss
-
-
-@pytest.mark.parametrize("other", ["bf16", "fp16"])
-def test_autocast_excludes_weights_that_are_cast_anyway(other):
-    document = {other: {"enabled": True}, "torch_autocast": {"enabled": True}}
-    (error,) = check_config(document).errors
-    assert error.path == "torch_autocast.enabled"
-    assert other in str(error)
 
 
 def test_a_raise_at_the_first_overflow_is_warned_of_where_autocast_scales():

@@ -7,14 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from torchloom.costs import (
-    DEVICES,
-    CostTable,
-    load_table,
-    save_table,
-    shared_table,
-    table_path,
-)
+from torchloom.costs import DEVICES, CostTable, load_table, save_table, shared_table, table_path
 from torchloom.costs.share import slowest
 from torchloom.costs.store import machine_facts, table_from_json, table_to_json
 from torchloom.errors import AgreementError, PlanError

@@ -9,14 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchloom.runtime  # noqa: F401  binds the operators
 from torchloom import ops
-from torchloom.costs import (
-    CostTable,
-    collective_us,
-    graph_us,
-    node_key,
-    node_us,
-    roofline_us,
-)
+from torchloom.costs import CostTable, collective_us, graph_us, node_key, node_us, roofline_us
 from torchloom.costs.measure import can_measure
 
 
@@ -34,12 +27,7 @@ def model(x, table, ids, w):
     return F.dropout(y, 0.5), y.sum(0, keepdim=True), y.topk(2)
 
 
-ARGS = (
-    torch.randn(5, 4),
-    torch.randn(9, 3),
-    torch.tensor([1, 8, 0, 8, 5]),
-    torch.randn(4, 3).t(),
-)
+ARGS = (torch.randn(5, 4), torch.randn(9, 3), torch.tensor([1, 8, 0, 8, 5]), torch.randn(4, 3).t())
 
 
 def test_every_operator_is_measured_alone_and_once() -> None:

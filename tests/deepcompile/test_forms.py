@@ -67,14 +67,7 @@ def documented(
 
 
 def current(
-    gm,
-    graph_id,
-    graph_order,
-    profiling_results,
-    create_inputs_fn,
-    mem_budget,
-    param_manager,
-    bwd,
+    gm, graph_id, graph_order, profiling_results, create_inputs_fn, mem_budget, param_manager, bwd
 ):
     assert [tuple(value.shape) for value in create_inputs_fn()] == [(3,)]
     sine_to_cosine(gm.graph)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -32,13 +33,11 @@ def test_threads_that_run_at_the_same_time() -> None:
         for _ in range(50):
             compiled(X, "ccc")
 
-    with torchloom.watch() as w:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+    with torchloom.watch() as w, ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(work) for _ in range(4)]
         gate.wait()
-        for thread in threads:
-            thread.join()
+        for each in done:
+            each.result()
     assert w.record.num_eager_calls == 200
 
 

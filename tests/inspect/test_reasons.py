@@ -170,48 +170,38 @@ def test_modules_of_torch_are_called_self() -> None:
     assert not any("argument fn" in g.english for e in function.entries for g in e.guards)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected", "actual"),
-    [
-        ("len(L['d']) != 2", "len 2", "another length"),
-        ("not L['xs']", "empty", "not empty"),
-        ("KeyError on L['d']['k']", "the key 'k'", "no such key"),
-        ("hasattr(L['p'], 's')", "the attribute 's'", "no attribute 's'"),
-        ("___check_type_id(L['y'], 12345), type=<class 'int'>", "type `int`", "another type"),
-        ("L['y'] is not None", "not None", "None"),
-        ('Duplicate tensors found: ["x", "y"]', "different tensors", "one tensor twice"),
-        ("GLOBAL_STATE changed: grad_mode", "unchanged global state", "grad_mode"),
-        ("(type(L['x']) is float and __math_isnan(L['x']))", "== nan", "another value"),
-        ("CodeGuardAccessor: Not a function on h.__code__", "a plain function", "another callable"),
-        ("L['n'] != 0", "!= 0", "another value"),
-        (
-            "_dynamo_dynamic_indices not a subset: runtime {0, 1} is not a subset of compiled {1}",
-            "the marks on dims that it had",
-            "others",
-        ),
-        ("KeyError on G['SCALE']", "defined", "not defined"),
-        (
-            "___check_type_id(fn, 123), type=<class 'nn.Linear'> (HINT: type Linear)",
-            "type `nn.Linear`",
-            "another type",
-        ),
-        ("L['g'].scale == 2 (HINT: guard on \"g\".scale)", "== 2", "another value"),
-        (
-            "tensor 's.w' dtype mismatch. expected Float, actual Double. Guard failed on a parameter, "
-            "consider using torch._dynamo.config.force_parameter_static_shapes = False to allow dynamism",
-            "dtype Float",
-            "Double",
-        ),
-        (
-            "tensor 's.w' size mismatch at index 0. expected 2, actual 3. Guard failed on a parameter, "
-            "consider using torch._dynamo.config.force_parameter_static_shapes = False to allow dynamism",
-            "size(0) == 2",
-            "3",
-        ),
-        ("(L['x'].size()[0] % 8) == 0", "(L['x'].size()[0] % 8) == 0", ""),
-        ("something new", "something new", ""),
-    ],
+ON_A_PARAMETER = (
+    "Guard failed on a parameter, consider using "
+    "torch._dynamo.config.force_parameter_static_shapes = False to allow dynamism"
 )
+SENTENCES = [
+    ("len(L['d']) != 2", "len 2", "another length"),
+    ("not L['xs']", "empty", "not empty"),
+    ("KeyError on L['d']['k']", "the key 'k'", "no such key"),
+    ("hasattr(L['p'], 's')", "the attribute 's'", "no attribute 's'"),
+    ("___check_type_id(L['y'], 12345), type=<class 'int'>", "type `int`", "another type"),
+    ("L['y'] is not None", "not None", "None"),
+    ('Duplicate tensors found: ["x", "y"]', "different tensors", "one tensor twice"),
+    ("GLOBAL_STATE changed: grad_mode", "unchanged global state", "grad_mode"),
+    ("(type(L['x']) is float and __math_isnan(L['x']))", "== nan", "another value"),
+    ("CodeGuardAccessor: Not a function on h.__code__", "a plain function", "another callable"),
+    ("L['n'] != 0", "!= 0", "another value"),
+    ("_dynamo_dynamic_indices not a subset: runtime {0, 1} is not a subset of compiled {1}",
+     "the marks on dims that it had", "others"),
+    ("KeyError on G['SCALE']", "defined", "not defined"),
+    ("___check_type_id(fn, 123), type=<class 'nn.Linear'> (HINT: type Linear)",
+     "type `nn.Linear`", "another type"),
+    ("L['g'].scale == 2 (HINT: guard on \"g\".scale)", "== 2", "another value"),
+    ("tensor 's.w' dtype mismatch. expected Float, actual Double. " + ON_A_PARAMETER,
+     "dtype Float", "Double"),
+    ("tensor 's.w' size mismatch at index 0. expected 2, actual 3. " + ON_A_PARAMETER,
+     "size(0) == 2", "3"),
+    ("(L['x'].size()[0] % 8) == 0", "(L['x'].size()[0] % 8) == 0", ""),
+    ("something new", "something new", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected", "actual"), SENTENCES)
 def test_sentences(text: str, expected: str, actual: str) -> None:
     reason = reason_of(f"{text}  # a line of code")
     assert (reason.expected, reason.actual) == (expected, actual)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 import textwrap
 import weakref
@@ -13,20 +11,14 @@ import torch
 from torch import nn
 
 import torchloom
+from support.commands import python
 from support.hostile import HOSTILE
 from torchloom.inspect.pseudo import pseudo_source
 
 
 def run_alone(text: str) -> str:
     """Run a program in a process of its own: one that crashes must not take the tests with it."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
+    done = python("-c", textwrap.dedent(text))
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
     return done.stdout
 

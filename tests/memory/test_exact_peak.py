@@ -1,4 +1,4 @@
-"""Predicted peaks are the allocator's, to the byte: 24 models, 10 plans each, on the boxed route.
+"""Predicted peaks are the allocator's, to the byte: 21 models, 10 plans each, on the boxed route.
 
 Two of the plans each time, all ten under `-m exhaustive`.
 """
@@ -6,6 +6,7 @@ Two of the plans each time, all ten under `-m exhaustive`.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import subprocess
 import sys
@@ -89,3 +90,12 @@ def test_a_profile_that_a_plan_interrupts_is_told_of(caplog) -> None:
     caplog.clear()
     WorkspaceTable().probe([product])
     assert not caplog.text
+
+
+@pytest.mark.parametrize("level", [None, "3"])
+def test_the_level_of_the_profilers_messages_is_put_back(level, monkeypatch) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", level)
+    assert measure_peak(lambda: torch.ones(10).sum()).peak_bytes == 44
+    assert os.environ.get("KINETO_LOG_LEVEL") == level

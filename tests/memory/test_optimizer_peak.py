@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from support.optimizers import Lamb, Shampoo
-from torchloom.memory import (
-    distinct_bytes,
-    measure_peak,
-    step_memory,
-)
+from torchloom.memory import distinct_bytes, measure_peak, step_memory
 
 OPTIMIZERS = {
     "fused": lambda params: torch.optim.AdamW(params, fused=True),

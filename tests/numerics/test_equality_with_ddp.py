@@ -27,10 +27,7 @@ def config(stage: int, accumulation: int, clip: float, *, fused: bool, **rest: A
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": clip,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {"lr": LR, "weight_decay": 0.1, "fused": fused},
-        },
+        "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": 0.1, "fused": fused}},
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
         "steps_per_print": float("inf"),
         "compile": {"deepcompile": True, "strict": True},

@@ -12,18 +12,7 @@ from support.pool import run_ranks
 from support.sized_layers import Shown, Sized
 
 LENGTHS = {0: (7, 9, 12, 20), 1: (7, 7, 11, 7)}
-KINDS = [
-    "power",
-    "root",
-    "logarithm",
-    "padded",
-    "halves",
-    "rolled",
-    "masked",
-    "shortened",
-    "heads",
-    "shown",
-]
+KINDS = ["power", "logarithm", "padded", "rolled", "masked", "shortened", "heads", "shown"]
 
 
 def train(

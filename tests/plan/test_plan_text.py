@@ -93,10 +93,7 @@ def test_the_command(tmp_path) -> None:
     same = run(app, ["plan", "diff", str(path), str(path)])
     assert (same.exit_code, same.output.strip()) == (0, "the plans are equal")
     differs = run(app, ["plan", "diff", str(path), str(more)])
-    assert (differs.exit_code, differs.output.strip()) == (
-        1,
-        "budget_bytes: 5.00 MB -> 6.00 MB",
-    )
+    assert (differs.exit_code, differs.output.strip()) == (1, "budget_bytes: 5.00 MB -> 6.00 MB")
 
 
 def test_files_that_are_no_plans(tmp_path) -> None:

@@ -114,10 +114,7 @@ def states_of(
     """Return states as big as the activations, and a machine with a slow link to its host."""
     total = world.model.simulate(lambda i: False).peak_bytes
     device = dataclasses.replace(
-        device_row("cpu"),
-        adamw_params_per_s=params_per_s,
-        h2d_bytes_per_s=1e8,
-        d2h_bytes_per_s=2e8,
+        device_row("cpu"), adamw_params_per_s=params_per_s, h2d_bytes_per_s=1e8, d2h_bytes_per_s=2e8
     )
     states = HostStates(
         total_bytes=total,

@@ -14,7 +14,7 @@ from support.races import JOINT, LOWERED, OFFLOADING, Mixed, is_bad, mutants
 from torchloom.errors import PassError
 from torchloom.ops.match import offloads, reloads
 from torchloom.pipeline.manager import check_races
-from torchloom.races import Free, Start, TransferSchedule, Use, WaitFor, find_races, schedule_of
+from torchloom.races import Start, TransferSchedule, Use, WaitFor, find_races, schedule_of
 
 
 def deep() -> nn.Module:
@@ -79,27 +79,6 @@ def test_every_bad_mutant_is_rejected(graphs) -> None:
     # Exact, not only safe: nothing that every timing leaves as it was is rejected.
     assert not strict
     assert sum(made.values()) > sum(bad.values())
-
-
-def test_each_rule_by_hand() -> None:
-    given = frozenset({"x"})
-    out = Start("o", "to_host", frozenset({"x"}), frozenset({"h"}))
-    back = Start("r", "to_device", frozenset({"h"}), frozenset({"y"}))
-    read = Use("read", reads=frozenset({"y"}))
-
-    def kinds(*events: object) -> list[str]:
-        return [race.kind for race in find_races(TransferSchedule(events, given))]
-
-    assert kinds(out, WaitFor("o"), Free("x"), back, WaitFor("r"), read, Free("h"), Free("y")) == []
-    assert kinds(out, Free("x"), WaitFor("o")) == ["freed under way"]
-    assert kinds(out, back, WaitFor("o"), WaitFor("r"), read) == ["read before arrival"]
-    assert kinds(out, WaitFor("o"), back, read, WaitFor("r")) == ["read before arrival"]
-    assert kinds(out, Use("w", writes=given), WaitFor("o")) == ["written under way"]
-    assert kinds(out) == ["never waited for"]
-    assert kinds(WaitFor("o")) == ["waited for without start"]
-    assert kinds(out, WaitFor("o"), WaitFor("o")) == ["waited for without start"]
-    assert kinds(read) == ["read before written"]
-    assert kinds(Free("x"), Use("u", reads=given)) == ["used after free"]
 
 
 def test_engines_in_order_imply_earlier_transfers_and_the_network_does_not() -> None:

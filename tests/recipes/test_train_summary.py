@@ -71,13 +71,7 @@ def make_summary(rows, **changes):
     return summarize(rows, **{**facts, **changes})
 
 
-SHOWN = {
-    "steps": 5,
-    "done": 0,
-    "first": "compiling",
-    "unit": "byte",
-    "phase": str,
-}
+SHOWN = {"steps": 5, "done": 0, "first": "compiling", "unit": "byte", "phase": str}
 
 
 def show(draw, **options):

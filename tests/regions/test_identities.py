@@ -38,12 +38,7 @@ def read_twice(x):
 
 
 @pytest.mark.parametrize(
-    ("fn", "left"),
-    [
-        (mixed, ["to", "contiguous", "to"]),
-        (written, ["double"]),
-        (read_twice, []),
-    ],
+    ("fn", "left"), [(mixed, ["to", "contiguous", "to"]), (written, ["double"]), (read_twice, [])]
 )
 def test_what_returns_its_own_tensor_is_dropped_and_copies_stay(fn: Any, left: list[str]) -> None:
     x = torch.randn(3, 4)

@@ -7,14 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from torchloom.report.charts import (
-    PALETTE,
-    Bar,
-    BarGroup,
-    Series,
-    bar_chart,
-    line_chart,
-)
+from torchloom.report.charts import PALETTE, Bar, BarGroup, Series, bar_chart, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

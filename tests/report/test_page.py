@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import itertools
 import json
 import re
@@ -14,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from report.test_page_records import (
+from report.sessions import (
     HOSTILE,
     big_session,
     hostile_session,
     run_session,
     small_session,
 )
+from support.page_records import packed_in, record_in
 from torchloom.records import EventRow, Session
 from torchloom.report.page import render_page, to_trace, write_trace
 from torchloom.report.page.figures import run_figures
@@ -42,23 +42,6 @@ class _Tags(HTMLParser):
 MAX_BYTES = 3_000_000
 
 
-def _record(page: str) -> dict:
-    coded = re.search(r'id="record">([^<]*)</script>', page)
-    assert coded
-    return json.loads(gzip.decompress(base64.b64decode(coded[1])))
-
-
-def _restored(packed: dict) -> object:
-    def walk(value: object) -> object:
-        if isinstance(value, dict):
-            if set(value) == {"$text"}:
-                return packed["texts"][value["$text"]]
-            return {key: walk(each) for key, each in value.items()}
-        return [walk(each) for each in value] if isinstance(value, list) else value
-
-    return walk(packed["record"])
-
-
 def test_the_page_is_made_without_torch():
     code = (
         "import sys\n"
@@ -75,7 +58,7 @@ def test_the_record_comes_back_from_the_page():
     session = small_session()
     from torchloom.records import from_json
 
-    assert from_json(_restored(_record(render_page(session)))) == session
+    assert from_json(record_in(packed_in(render_page(session)))) == session
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -138,7 +121,7 @@ def test_numbers_that_json_lacks_and_broken_text_do_not_stop_the_page():
     session = small_session()
     session.overhead["tap_ms"] = float("nan")
     session.functions[0].file = "/tmp/\udcff.py"
-    assert _record(render_page(session))["record"]["overhead"]["tap_ms"] == "nan"
+    assert packed_in(render_page(session))["record"]["overhead"]["tap_ms"] == "nan"
 
 
 def test_licences_of_the_libraries_stand_in_the_page():
@@ -199,9 +182,3 @@ def test_no_event_is_too_damaged_for_the_page(value: object):
         session.events.append(EventRow(kind=kind, at_s=1e9, data=data))
     shown = json.dumps(views(session, run_figures(session)))
     assert "Traceback" not in shown
-
-
-def test_an_empty_record_has_views():
-    assert views(Session(), None)["timeline"] == {
-        "lanes": [], "bars": [], "steps": [], "steady": None,
-    }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from report.conftest import Page
-from report.test_page_records import (
+from report.sessions import (
     HOSTILE,
     big_session,
     hostile_session,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from report.sessions import big_session, recompiled_session
 from report.test_page_overview import planned_session
-from report.test_page_records import big_session, recompiled_session
 from torchloom.records import CacheUse, Session
 
 MEASURE = Path(__file__).with_name("contrast.js").read_text("utf-8")

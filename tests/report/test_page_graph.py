@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from report.test_page_records import big_session, small_session
+from report.sessions import big_session, small_session
 from torchloom.records import Artifact, Entry, Function, Session
 
 ENTER = "\ue007"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from report.conftest import Page
+from report.sessions import small_session
 from report.test_page_overview import planned_session, rows
-from report.test_page_records import small_session
 from torchloom.records import EventRow, Session, save_record
 from torchloom.report.page import write_page
 from torchloom.report.page.figures import run_figures

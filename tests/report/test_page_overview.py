@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from report.test_page_records import run_session, small_session
+from report.sessions import run_session, small_session
 from torchloom.records import (
     Alive,
     Decision,

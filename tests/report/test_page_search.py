@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from report.conftest import Page
+from report.sessions import HOSTILE, run_session
 from report.test_page_headline import run_folder, steps_session
 from report.test_page_overview import rows
-from report.test_page_records import HOSTILE, run_session
+from support.commands import invoke
 from torchloom.cli.records import diff
 from torchloom.records import Break, Entry, Function, Recompile, Session, save_record
 
@@ -88,9 +87,7 @@ def sides(tmp_path: Path) -> list[Path]:
 
 
 def test_two_runs_are_compared_on_one_page(browser, sides, tmp_path: Path):
-    app = typer.Typer()
-    app.command()(diff)
-    done = CliRunner().invoke(app, [*map(str, sides), "--html", str(tmp_path / "diff.html")])
+    done = invoke(diff, *sides, "--html", tmp_path / "diff.html")
     assert done.exit_code == 0, done.output
     assert "diff.html" in done.output
     page = Page(browser, tmp_path / "diff.html")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from report.test_page_records import run_session
+from report.sessions import run_session
 from torchloom.records import EventRow, Session
 
 LEFT, RIGHT = "\ue012", "\ue014"

@@ -14,9 +14,7 @@ from support.models import tricky
 from support.ranks import run_ranks
 from support.recording import recording_group
 from support.runs import settings, train
-from support.traffic import W, channel
-from torchloom import ops
-from torchloom.memory import measure_peak
+from support.traffic import W, channel, collectives_of, held_bytes
 from torchloom.runtime import get_communicator, transit_bytes
 from torchloom.runtime.base import GroupRef
 from torchloom.runtime.transports.c10d import C10dCollectives
@@ -158,24 +156,8 @@ def test_memory_under_way_is_what_the_planner_is_told(coalesces: bool) -> None:
         rows = []
         for numels in ([3000], [3000, 80_000, 0, 70], [60_000, 3001, 80_001]):
             for dtype, wire in ((F32, F32), (BF16, F32), (F32, BF16)):
-                shard_numels = [shard_numel_of(n, size) for n in numels]
-                names = [f"w{n}" for n in numels]
-                shards = [torch.randn(n, dtype=wire) for n in shard_numels]
-                full = [torch.randn(n, dtype=dtype) for n in numels]
-                for start, args in (
-                    (ops.gather_start, (shards, names, dtype, size, handle)),
-                    (ops.reduce_start, (full, names, shard_numels, F32, wire, handle)),
-                    (ops.sync_start, (full, names, F32, wire, False, handle)),
-                    (ops.sync_start, (full, names, F32, wire, True, handle)),
-                ):
-                    found = []
-
-                    def run(start=start, args=args, found=found):
-                        results = start(*args)
-                        found.extend(t.untyped_storage().nbytes() for t in results)
-                        ops.wait_(list(results), [], handle)
-
-                    measured = measure_peak(run).peak_bytes - sum(found)
+                for start, args in collectives_of(numels, dtype, wire, size, handle):
+                    measured = held_bytes(start, args, handle)
                     rows.append((str(start), numels, wire, transit_bytes(start, args), measured))
         return rows
 

@@ -16,7 +16,6 @@ from torchloom.runtime.base import GroupRef
 from torchloom.runtime.transports import shm
 from torchloom.runtime.transports.c10d import C10dCollectives
 from torchloom.runtime.transports.gloo import GlooCollectives
-from torchloom.runtime.transports.summing import pack, split_by_size, unpack
 from torchloom.shard.shards import cut
 
 # Around the size at which tensors stop being packed, odd, tiny, and empty.
@@ -97,14 +96,3 @@ def test_waiting_twice_is_an_error() -> None:
 def test_unknown_communicator() -> None:
     with pytest.raises(ShardError, match="'nobody'"):
         lookup("nobody")
-
-
-def test_packing() -> None:
-    tensors = [torch.arange(3.0), torch.zeros(0), torch.arange(100_000.0), torch.arange(5.0)]
-    split = split_by_size(tensors)
-    assert split.direct == (2,)
-    assert split.packed == (0, 3)
-    copies = [torch.empty_like(tensors[i]) for i in split.packed]
-    unpack(pack([tensors[i] for i in split.packed]), copies)
-    assert all(torch.equal(tensors[i], c) for i, c in zip(split.packed, copies, strict=True))
-    assert split_by_size(tensors[:1]) == ((0,), ())

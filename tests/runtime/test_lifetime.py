@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from support.commands import python
 from support.ranks import run_ranks
 from support.runs import make_engine, train
-from torchloom import envs
 from torchloom.errors import ShardError
 from torchloom.runtime import get_communicator
 
@@ -62,12 +60,7 @@ def test_a_script_that_destroys_nothing_exits_without_threads(tmp_path) -> None:
         "engine.backward(engine(torch.ones(2, 8)).mean())\n"
         "engine.step()\n"
     )
-    environment = envs.child_environment({"OMP_NUM_THREADS": "1"})
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment
-    )
+    done = python(script)
     assert "left []" in done.stdout, done.stdout
 
 

@@ -170,13 +170,3 @@ def test_the_memory_goes_with_the_group() -> None:
         return during > 0, mapped_bytes()
 
     assert run_ranks(2, fn) == [(True, 0)] * 2
-
-
-def test_plain_and_shared_communicators_of_one_group_are_two() -> None:
-    def fn(rank):
-        plain = get_communicator(dist.group.WORLD)
-        shared = get_communicator(dist.group.WORLD, symmetric_memory=True)
-        again = get_communicator(dist.group.WORLD, symmetric_memory=True)
-        return shared is again, plain.handle != shared.handle, type(plain.shard).__name__
-
-    assert run_ranks(2, fn) == [(True, True, "GlooCollectives")] * 2

@@ -7,26 +7,13 @@ import torch
 import torch.distributed as dist
 
 from support.ranks import run_ranks
-from torchloom import ops
+from support.traffic import collectives_of, held_bytes
 from torchloom.memory import measure_peak
 from torchloom.runtime import get_communicator, mover_of, refresh_bytes, transit_bytes
 
 SMALL, LARGE = 3_000, 80_000
 NUMELS = ((LARGE,), (SMALL,), (SMALL,) * 40, (SMALL, LARGE, 2 * SMALL, 0, LARGE))
 F32, BF16 = torch.float32, torch.bfloat16
-
-
-def held_bytes(start, args, handle: str) -> int:
-    """Return what is allocated at the highest between a start and its wait, without its results."""
-    found = []
-
-    def run() -> None:
-        results = start(*args)
-        found.extend(t.untyped_storage().nbytes() for t in results)
-        ops.wait_(list(results), [], handle)
-
-    dist.barrier()
-    return measure_peak(run).peak_bytes - sum(found)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -36,20 +23,12 @@ def test_what_graphs_do_not_show(world_size: int) -> None:
         rows = []
         for numels in NUMELS:
             for dtype, wire in ((F32, F32), (BF16, F32), (F32, BF16)):
-                shards = [torch.randn(n, dtype=wire) for n in numels]
-                full = [torch.randn(n * world_size, dtype=dtype) for n in numels]
-                names = [f"w{i}" for i in range(len(numels))]
-                calls = [
-                    (ops.gather_start, (shards, names, dtype, world_size, handle)),
-                    (ops.reduce_start, (full, names, list(numels), F32, wire, handle)),
-                    (ops.sync_start, (full, names, F32, wire, False, handle)),
-                    (ops.sync_start, (full, names, F32, wire, True, handle)),
-                ]
-                for start, args in calls:
+                full = [n * world_size for n in numels]
+                for start, args in collectives_of(full, dtype, wire, world_size, handle):
                     predicted = transit_bytes(start, args)
-                    rows.append(
-                        (str(start), numels, wire, predicted, held_bytes(start, args, handle))
-                    )
+                    dist.barrier()
+                    measured = held_bytes(start, args, handle)
+                    rows.append((str(start), numels, wire, predicted, measured))
         return rows
 
     for rows in run_ranks(world_size, fn):

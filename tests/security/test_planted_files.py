@@ -47,10 +47,7 @@ WRITERS = {
     "a tracker's csv": ("a.csv", lambda path: _append(path, "Train/a", 1, 2.0)),
     "metrics": ("metrics.jsonl", write_sink),
     "the probe of a run's folder": (".writable", lambda path: make_out(path.parent)),
-    "the lock of checkpoints": (
-        lock.NAME,
-        lambda path: os.close(lock._locked(path)),
-    ),
+    "the lock of checkpoints": (lock.NAME, lambda path: os.close(lock._locked(path))),
 }
 
 

@@ -23,6 +23,17 @@ class Plain(nn.Module):
         return self.norm(torch.relu(self.inner(x))) * self.scale
 
 
+class Of(nn.Module):
+    """Computes what a function does."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 class Branching(nn.Module):
     """Takes another branch below four rows."""
 
@@ -73,13 +84,6 @@ class Viewed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.view(-1, 24).sum(1)
-
-
-class Mixing(nn.Module):
-    """Lets rows see one another."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0, keepdim=True)
 
 
 class Block(nn.Module):

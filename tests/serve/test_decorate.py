@@ -110,11 +110,7 @@ def test_dims_are_inferred_from_dicts_dataclasses_and_text():
 
 
 @pytest.mark.parametrize(
-    ("dims", "text"),
-    [
-        ({"z": 0}, "'z' is no argument"),
-        ({"x": None}, "give a number"),
-    ],
+    ("dims", "text"), [({"z": 0}, "'z' is no argument"), ({"x": None}, "give a number")]
 )
 def test_wrong_dims_are_refused_where_they_are_written(dims, text):
     with pytest.raises(ServeError, match=text):

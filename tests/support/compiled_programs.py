@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +47,6 @@ def sizes(compile: Compile) -> None:
     fn(X), fn(Y), fn(Z)
 
 
-def always_dynamic(compile: Compile) -> None:
-    fn = compile(add, dynamic=True)
-    fn(X), fn(Y), fn(torch.ones(1)), fn(torch.ones(0))
-
-
 def dtypes(compile: Compile) -> None:
     fn = compile(add)
     fn(X), fn(X.double()), fn(X.int())
@@ -80,35 +72,9 @@ def a_global(compile: Compile) -> None:
         fn(X)
 
 
-def a_closure(compile: Compile) -> None:
-    def make(scale):
-        return lambda x: x * scale
-
-    compile(make(2))(X), compile(make(3))(X)
-
-
 def no_operators(compile: Compile) -> None:
     fn = compile(lambda x: x)
     fn(X), fn(Y)
-
-
-def break_at_the_top(compile: Compile) -> None:
-    def fn(x):
-        torch._dynamo.graph_break()
-        return x + 1
-
-    compiled = compile(fn)
-    compiled(X), compiled(Y)
-
-
-def break_in_the_middle(compile: Compile) -> None:
-    def fn(x):
-        x = x + 1
-        torch._dynamo.graph_break()
-        return x * 2
-
-    compiled = compile(fn)
-    compiled(X), compiled(Y)
 
 
 def three_breaks(compile: Compile) -> None:
@@ -150,19 +116,6 @@ def break_two_calls_deep(compile: Compile) -> None:
     compile(fn)(X)
 
 
-def break_in_try(compile: Compile) -> None:
-    def fn(x):
-        try:
-            x = x + 1
-            torch._dynamo.graph_break()
-            return x * 2
-        finally:
-            x = x - 1
-
-    compiled = compile(fn)
-    compiled(X), compiled(Y)
-
-
 def branch_on_data(compile: Compile) -> None:
     def fn(x):
         x = x * 2
@@ -182,18 +135,6 @@ def loop_on_data(compile: Compile) -> None:
 
     compiled = compile(fn)
     compiled(X), compiled(X)
-
-
-def item(compile: Compile) -> None:
-    compile(lambda x: x + x.sum().item())(X)
-
-
-def disabled_call(compile: Compile) -> None:
-    @torch.compiler.disable
-    def eager(x):
-        return x + 1
-
-    compile(lambda x: eager(x * 2) * 3)(X)
 
 
 def limit(compile: Compile) -> None:
@@ -221,19 +162,6 @@ def limit_behind_a_break(compile: Compile) -> None:
             compiled(X, mode)
 
 
-def limit_of_a_module(compile: Compile) -> None:
-    module = Layer()
-    compiled = compile(module)
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for scale in (0.5, 1.5, 2.5, 3.5):
-            module.scale = str(scale).count("5") and scale
-            compiled(X)
-
-
-def two_modules_of_a_class(compile: Compile) -> None:
-    compile(Layer())(X), compile(Layer(2))(X)
-
-
 def a_module_of_modules(compile: Compile) -> None:
     compile(Both())(X)
 
@@ -244,10 +172,6 @@ def a_module_in_two_modes(compile: Compile) -> None:
     compiled(X)
     module.eval()
     compiled(X)
-
-
-def a_partial(compile: Compile) -> None:
-    compile(functools.partial(add, y=3))(X)
 
 
 def two_backends(compile: Compile) -> None:
@@ -265,14 +189,6 @@ def raises_while_traced(compile: Compile) -> None:
 
     with contextlib.suppress(ValueError):
         compile(fn)(X)
-
-
-def a_generator(compile: Compile) -> None:
-    def steps(x):
-        yield x + 1
-        yield x * 2
-
-    compile(lambda x: sum(steps(x)))(X)
 
 
 def backward(compile: Compile) -> None:
@@ -300,25 +216,6 @@ def force_eager(compile: Compile) -> None:
     fn(X)
 
 
-@dataclasses.dataclass
-class Options:
-    scale: int = 2
-
-
-def nested_loops_with_breaks(compile: Compile) -> None:
-    def step(x):
-        x = x + 1
-        print(end="")
-        return x * 2
-
-    def fn(x):
-        for _ in range(3):
-            x = step(x)
-        return x
-
-    compile(fn)(X)
-
-
 def break_in_a_context_of_ones_own(compile: Compile) -> None:
     @contextlib.contextmanager
     def context():
@@ -342,48 +239,11 @@ def two_breaks_on_a_line(compile: Compile) -> None:
     compile(fn)(X)
 
 
-def autocast_and_inference(compile: Compile) -> None:
-    compiled = compile(lambda x: x @ x)
-    x = torch.ones(2, 2)
-    compiled(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        compiled(x)
-    with torch.inference_mode():
-        compiled(x)
-
-
-def the_same_tensor_twice(compile: Compile) -> None:
-    compiled = compile(lambda x, y: x.add_(1) + y)
-    x = torch.ones(2)
-    compiled(torch.ones(2), torch.ones(2)), compiled(x, x)
-
-
-def an_autograd_function(compile: Compile) -> None:
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
-    x = torch.ones(2, requires_grad=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Dynamo makes an instance of it
-        compile(lambda x: Double.apply(x) + 1)(x).sum().backward()
-
-
 def cond(compile: Compile) -> None:
     def fn(x):
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
     compile(fn)(X)
-
-
-def vmap_and_grad(compile: Compile) -> None:
-    compile(torch.vmap(lambda x: x.sum()))(torch.ones(2, 2))
-    compile(torch.func.grad(lambda x: (x * x).sum()))(X)
 
 
 def a_lazy_module(compile: Compile) -> None:
@@ -401,22 +261,6 @@ def an_optimizer(compile: Compile) -> None:
 def compiled_in_compiled(compile: Compile) -> None:
     inner = compile(lambda x: x + 1)
     compile(lambda x: inner(x) * 2)(X)
-
-
-def unique_shapes(compile: Compile) -> None:
-    compiled = compile(lambda x: torch.nonzero(x) * 2)
-    compiled(X)
-
-
-def attributes_are_set(compile: Compile) -> None:
-    options = Options()
-
-    def fn(x):
-        options.scale += 1
-        return x * options.scale
-
-    compiled = compile(fn)
-    compiled(X), compiled(X), compiled(X)
 
 
 def a_global_limit(compile: Compile) -> None:

@@ -263,11 +263,6 @@ class Residual(nn.Module):
             x = x + layer(x) * gate
         return x.square().mean()
 
-    def detached(self, x):
-        for layer in self.layers:
-            x = x + layer(x) * x.detach().tanh()
-        return x.square().mean()
-
     def written_results(self, x):
         for layer in self.layers:
             made = layer(x)
@@ -286,19 +281,6 @@ class Residual(nn.Module):
         for layer in self.layers:
             x = x + TwiceTheGradient.apply(layer(x))
         return x.square().mean()
-
-    def two_streams(self, x):
-        y = x * 2
-        for layer in self.layers:
-            x, y = y + layer(x), x * 0.9
-        return (x * y).mean()
-
-    def skips(self, x):
-        seen = [x]
-        for layer in self.layers:
-            x = x + layer(x)
-            seen.append(x)
-        return sum((a * b).mean() for a, b in zip(seen, seen[::-1], strict=True))
 
     def autocast_around(self, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -320,17 +302,6 @@ class Residual(nn.Module):
         for layer in self.layers:
             b = b + F.dropout(layer(b), 0.5)
         return F.mse_loss(a, b)
-
-    def views(self, x):
-        for layer in self.layers:
-            x = (x + layer(x)).view(-1, 2, 8).transpose(1, 2).reshape(-1, 16)
-        return x.square().mean()
-
-    def complex_numbers(self, x):
-        for layer in self.layers:
-            made = torch.view_as_complex(layer(x).reshape(-1, 8, 2).contiguous())
-            x = x + torch.view_as_real(made * 1j).reshape(-1, 16)
-        return x.square().mean()
 
     def conjugates(self, x):
         """What a layer gives is a conjugate that nobody has computed yet."""

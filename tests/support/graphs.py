@@ -64,12 +64,7 @@ def captured(
     The joint passes named run before the split; the graphs are copies, free to be edited.
     """
     layout = plan_layout(
-        model,
-        stage=stage,
-        world_size=2,
-        rank=0,
-        handle="2x1#test",
-        persistence_threshold=threshold,
+        model, stage=stage, world_size=2, rank=0, handle="2x1#test", persistence_threshold=threshold
     )
     shard_module(model, layout)
     found: dict[str, fx.GraphModule] = {}
@@ -86,12 +81,7 @@ def captured(
 
     def backend(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         return aot_compile(
-            gm,
-            example_inputs,
-            forward=as_is,
-            backward=as_is,
-            partition=partition,
-            inference=as_is,
+            gm, example_inputs, forward=as_is, backward=as_is, partition=partition, inference=as_is
         )
 
     torch._dynamo.reset()

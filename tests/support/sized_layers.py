@@ -28,18 +28,11 @@ class Sized(nn.Module):
     def power(self, up, down, x, length):
         return down(torch.tanh(up(x)) * length**-0.5)
 
-    def root(self, up, down, x, length):
-        return down(torch.tanh(up(x)) * math.sqrt(length))
-
     def logarithm(self, up, down, x, length):
         return down(torch.tanh(up(x)) * math.log(length + 1))
 
     def padded(self, up, down, x, length):
         return down(F.pad(up(x), (0, 0, length // 2, 0))[:, :length].tanh())
-
-    def halves(self, up, down, x, length):
-        made = up(x)
-        return down(torch.cat([made[:, length // 2 :], made[:, : length // 2]], 1).tanh())
 
     def rolled(self, up, down, x, length):
         return down(up(x).roll(length // 2, 1).relu())

@@ -207,22 +207,6 @@ class Conv(nn.Module):
         return F.cross_entropy(self.head(self.layers(x).mean((2, 3))), labels)
 
 
-class Residual(nn.Module):
-    """Convolutions with a skip connection and a depthwise layer."""
-
-    def __init__(self, width: int = 12) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.deep = nn.Conv2d(width, width, 3, padding=1, groups=width)
-        self.point = nn.Conv2d(width, width, 1)
-
-    def forward(self, x):
-        x = self.stem(x)
-        for _ in range(3):
-            x = x + self.point(F.relu(self.deep(x)))
-        return x.square().mean()
-
-
 class Unet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -322,12 +306,10 @@ ZOO: dict[str, Callable[[], Made]] = {
     "mlp": lambda: (Mlp(), (torch.randn(511, 17),)),
     "mlp_deep": lambda: (Mlp((64,) * 9 + (1,), torch.tanh), (torch.randn(129, 64),)),
     "mlp_no_bias_odd": lambda: (Mlp((13, 127, 1), F.silu, bias=False), (torch.randn(77, 13),)),
-    "mlp_double": lambda: (Mlp().double(), (torch.randn(101, 17).double(),)),
     "mlp_bf16": lambda: (Mlp().to(torch.bfloat16), (torch.randn(511, 17).to(torch.bfloat16),)),
     "llama": llama,
     "llama_deep": lambda: llama(6, 32, 4, 4),
     "llama_tied": lambda: llama(2, tied=True),
-    "llama_odd_vocab": lambda: (llama(2, vocab=257)[0], _ids(1, 47, 257)),
     "llama_bf16": lambda: _half(llama(2)),
     "gpt2": gpt2,
     "gpt2_tied": lambda: gpt2(2, tied=True),
@@ -335,7 +317,6 @@ ZOO: dict[str, Callable[[], Made]] = {
     "encoder": lambda: (Encoder(), (torch.randint(0, 97, (3, 17)), _labels(3, 3))),
     "vit": lambda: (Vit(), (torch.randn(3, 3, 25, 20), _labels(3, 7))),
     "conv": lambda: (Conv(), (torch.randn(4, 3, 31, 29), _labels(4, 5))),
-    "residual": lambda: (Residual(), (torch.randn(2, 3, 17, 23),)),
     "unet": lambda: (Unet(), (torch.randn(2, 3, 24, 20),)),
     "gru": lambda: (Gru(), (torch.randn(9, 7, 23),)),
     "frozen": lambda: (Frozen(), (torch.randn(65, 31),)),

@@ -7,16 +7,7 @@ import random
 import pytest
 import torch
 
-from serve.models import (
-    Branching,
-    Pinned,
-    Plain,
-    Squeezing,
-    Striding,
-    Viewed,
-    made,
-    rows,
-)
+from serve.models import Branching, Pinned, Plain, Squeezing, Striding, Viewed, made, rows
 from torchloom.errors import ContractError, ProofError, ServeError
 from torchloom.events import ProgramReady, Recorder
 from torchloom.serve import Contract, Dim, build, counter, tensor

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from serve.models import BATCH, Kinds, Stack, made
+from serve.processes import run
 from torchloom.errors import ArtifactError, ContractError, ServeError
 from torchloom.serve import Contract, Program, build, load, tensor
 
@@ -66,16 +62,7 @@ def test_a_loaded_piece_does_what_the_model_does(kinds, form, tmp_path):
             found[kind] = program(x), x, model.seen
         assert x._version == version + (kind == "writes to its argument")
         torch.testing.assert_close(found[kind], wanted)
-    paths = [str(Path(__file__).parents[2]), *sys.path]
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, *kinds],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(LOADED, *kinds, cwd=tmp_path)
     assert done.stdout.strip() == ("plain" if form == "plain" else "compiler")
     for kind in kinds:
         again = torch.load(tmp_path / kind / "found.pt")
@@ -99,17 +86,7 @@ again = build(made(Stack, 2), program.contract, store=sys.argv[1])
 assert again.origin == "loaded"
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == "[]", done.stderr
+    assert run(code, tmp_path, cwd=tmp_path).stdout.strip() == "[]"
 
 
 def test_calls_and_builds_under_autocast_are_refused():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve.models import Mixing, Plain, made, rows
+from serve.models import Of, Plain, made, rows
 from torchloom.errors import ProofError
 from torchloom.serve import Dim, build, counter, load
 
@@ -39,35 +39,9 @@ def test_what_is_in_the_padding_does_not_reach_results(poison, monkeypatch):
         torch.testing.assert_close(program(x), model(x))
 
 
-class Norm(nn.Module):
-    """Takes statistics over rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(16, track_running_stats=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-
-@pytest.mark.parametrize("kind", [Mixing, Norm])
-def test_models_whose_rows_see_one_another_are_refused(kind):
-    with pytest.raises(ProofError, match="cannot be padded to"):
-        build(made(kind), rows(Dim("batch", 2, 64)), **BUCKETS)
-
-
-class Applied(nn.Module):
-    """A function of a batch."""
-
-    def __init__(self, fn) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(x)
-
-
 SEES_OTHERS = {
+    "mean": lambda x: x - x.mean(0, keepdim=True),
+    "norm": nn.BatchNorm1d(16, track_running_stats=False),
     "sort": lambda x: x.sort(0)[0],
     "number of rows": lambda x: x + (x == x).sum(),
     "attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
@@ -77,7 +51,7 @@ SEES_OTHERS = {
 @pytest.mark.parametrize("name", SEES_OTHERS)
 def test_operators_over_rows_are_refused_with_size_padding_and_result(name):
     with pytest.raises(ProofError) as caught:
-        build(Applied(SEES_OTHERS[name]).eval(), rows(Dim("batch", 2, 64)), **BUCKETS)
+        build(Of(SEES_OTHERS[name]).eval(), rows(Dim("batch", 2, 64)), **BUCKETS)
     assert caught.match(
         r"cannot be padded to 4, because at batch 2, with [\w, ]+ in the padding, result: "
     )
@@ -120,6 +94,6 @@ def test_rows_are_cut_wherever_they_are():
 
 
 def test_an_operator_that_fails_on_padding_is_refused_in_a_sentence():
-    model = Applied(lambda x: x.abs().softmax(-1).multinomial(1)).eval()
+    model = Of(lambda x: x.abs().softmax(-1).multinomial(1)).eval()
     with pytest.raises(ProofError, match=r"NaN in the padding, result: .* RuntimeError"):
         build(model, rows(Dim("batch", 1, 64)), **BUCKETS)

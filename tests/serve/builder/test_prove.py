@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchloom.pieces.symbols import SizeGuard, where_of
-from torchloom.serve.builder.prove import cuts, prove
+from torchloom.serve.builder.prove import prove
 from torchloom.serve.contract.dims import Dim
 
 
@@ -47,16 +47,3 @@ def test_a_fixed_size_that_is_equal_hides_nothing():
         [guard("<size 9> >= 3", lambda n: n >= 3, 9)], dims, {"fixed": 9, "n": 9, "other": 9}
     )
     assert [sizes["n"] for sizes in verdict.failing] == [1, 2]
-
-
-def test_cuts_are_where_an_answer_changes():
-    dim = Dim("n", 1, 16)
-    verdicts = prove(
-        [
-            guard("n >= 4", lambda n: n >= 4, 9),
-            guard("n != 1", lambda n: n != 1, 9),
-        ],
-        [dim],
-        {"n": 9},
-    )
-    assert cuts(verdicts, dim) == [2, 4]

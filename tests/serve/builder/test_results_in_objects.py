@@ -43,10 +43,7 @@ IN_OBJECTS = {
     "object": lambda m, y: Out(y),
     "object in a tuple": lambda m, y: (y.sum(-1), [Out(y)]),
 }
-IN_SETS = {
-    "set": lambda m, y: (1, {y}),
-    "slots": lambda m, y: Slots(y),
-}
+IN_SETS = {"set": lambda m, y: (1, {y}), "slots": lambda m, y: Slots(y)}
 
 
 @pytest.mark.parametrize("name", [*IN_OBJECTS, *IN_SETS])

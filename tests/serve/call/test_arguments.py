@@ -63,9 +63,6 @@ class OfStrides(nn.Module):
         return x * x.stride(0)
 
 
-TWO = Contract({"x": (ROWS, 4), "y": (ROWS, 4)})
-
-
 def programs(model, contract, folder):
     built = build(model.eval(), contract, backend="eager", store=folder)
     return built, load(folder, model, contract)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -322,11 +322,8 @@ def test_programs_of_one_process_share_a_pool_take_turns_and_leave_results_alone
             held = [(p(x), m(x)) for x in inputs for p, m in zip(programs, models, strict=True)]
         wrong.extend("overwritten" for mine, its in held if not torch.allclose(mine, its))
 
-    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(serve, range(3)))
     assert not wrong
     assert Tape.replayed > 30
 

@@ -10,21 +10,9 @@ from torch import nn
 
 from serve.models import BATCH, rows
 from torchloom.errors import ContractError
-from torchloom.serve import Contract, build, load, tensor
+from torchloom.serve import Contract, build, load
 
 X = torch.randn(3, 16)
-
-
-class Embedded(nn.Module):
-    """Only integers are passed, so nothing of a call tells which dtype weights have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, 4)
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, ids):
-        return self.inner(self.table(ids)) * 2
 
 
 def layered() -> nn.Module:
@@ -34,20 +22,6 @@ def layered() -> nn.Module:
 
 def served(model):
     return build(model, Contract({"input": (BATCH, 16)}), backend="eager")
-
-
-@pytest.mark.parametrize(("part", "dtype"), [("table", torch.bfloat16)])
-def test_weights_of_another_dtype_are_noticed(part, dtype):
-    model = Embedded().eval()
-    ids = torch.tensor([1, 2])
-    contract = Contract({"ids": tensor(BATCH, dtype=torch.int64, below=10)})
-    with torch.no_grad():
-        program = build(model, contract, backend="inductor")
-        model.get_submodule(part).to(dtype)
-        with pytest.raises(ContractError, match=r"table\.weight was|inner\.weight was"):
-            program(ids)
-        model.float()
-        torch.testing.assert_close(program(ids), model(ids))
 
 
 @pytest.mark.parametrize(
@@ -184,41 +158,3 @@ def test_a_copy_of_a_program_owns_its_weights():
         torch.testing.assert_close(program(X), model(X))
         twin.target.module[2].weight.zero_()
         assert not torch.equal(twin(X), program(X))
-
-
-class Holds(nn.Module):
-    """Holds parts in each kind of container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList([nn.ReLU(), nn.Tanh()])
-        self.named = nn.ModuleDict({"a": nn.Tanh(), "b": nn.Sigmoid()})
-        self.chain = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
-        self.register_buffer("shift", None)
-        self.register_parameter("scale", None)
-
-    def forward(self, x):
-        for each in (*self.parts, *self.named.values()):
-            x = each(x)
-        x = self.chain(x)
-        x = x if self.shift is None else x + self.shift
-        return x if self.scale is None else x * self.scale
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda model: model.parts.append(nn.ReLU()),
-        lambda model: model.named.pop("a"),
-        lambda model: model.register_buffer("shift", torch.ones(16)),
-        lambda model: setattr(model, "forward", lambda x: x * 2),
-    ],
-)
-def test_parts_that_are_put_in_a_model_are_noticed(edit):
-    model = Holds().eval()
-    with torch.no_grad():
-        program = build(model, rows(), backend="eager")
-        torch.testing.assert_close(program(X), model(X))
-        edit(model)
-        with pytest.raises(ContractError, match="the model has changed since it was compiled"):
-            program(X)

@@ -1,6 +1,8 @@
-"""Edited code: functions, classes and what wraps them. A stored program is a miss then, or does what the new code does."""
+"""Edited code and values: a stored program is a miss then, or does what the new code does."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 import torch
@@ -41,6 +43,16 @@ CASES: dict[str, tuple[str, str]] = {
         "self.a = nn.ReLU()",
         "self.a = nn.ReLU(); self.a.register_forward_hook(lambda m, a, y: y * 3)",
     ),
+    "constant": pair("self.k = 2", "x * self.k", "= 2", "= 3"),
+    "absent attribute": pair("pass", "x * getattr(self, 'k', 2)", "pass", "self.k = 3"),
+    "identity of two attributes": pair(
+        "self.a = nn.Parameter(torch.ones(16)); self.b = self.a",
+        "x * (2 if self.a is self.b else 3)",
+        "self.b = self.a",
+        "self.b = nn.Parameter(torch.ones(16))",
+    ),
+    "values of a global tensor": top("W = torch.full((16,), 2.0)\n", "x * W", "2.0)", "3.0)"),
+    "environment": top("import os\n", "x * float(os.environ.get('LOOM_K', '2'))", "'2'", "'3'"),
 }
 
 
@@ -96,3 +108,20 @@ def test_code_without_a_file(name, tmp_path):
         for old, new in (("x + 1", "x + 2"), ("K = 2", "K = 3"), ("(x) * K", "(x) / K")):
             with pytest.raises(ArtifactError):
                 load(tmp_path, cell(NOTEBOOK.replace(old, new)))
+
+
+REBOUND = torch.full((16,), 2.0)
+
+
+def with_a_global(x):
+    return x * REBOUND
+
+
+def test_a_global_tensor_that_is_bound_anew_is_the_new_one(tmp_path, monkeypatch):
+    program, x = build(with_a_global, rows(), backend="eager", store=tmp_path), torch.randn(3, 16)
+    loaded = load(tmp_path, with_a_global, rows())
+    with torch.no_grad():
+        for value in (3.0, 4.0):
+            monkeypatch.setattr(sys.modules[__name__], "REBOUND", torch.full((16,), value))
+            torch.testing.assert_close(program(x), x * value)
+            torch.testing.assert_close(loaded(x), x * value)

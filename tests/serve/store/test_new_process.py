@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
+from serve.processes import run
 
 PROGRAMS = """
 import sys
@@ -61,17 +59,7 @@ ask(Disabled)
 """
 
 
-def run(file, folder, asked):
-    done = subprocess.run(
-        [sys.executable, str(file), str(folder), asked], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split("\n")[:-1]
-
-
 def test_a_new_process_loads_what_was_stored(tmp_path):
-    file = tmp_path / "programs.py"
-    file.write_text(textwrap.dedent(PROGRAMS))
-    run(file, tmp_path / "store", "build")
-    found = run(file, tmp_path / "store", "load")
-    assert found == ["Mapped loaded", "Telling loaded", "Disabled loaded"]
+    run(PROGRAMS, tmp_path / "store", "build", cwd=tmp_path)
+    done = run(PROGRAMS, tmp_path / "store", "load", cwd=tmp_path)
+    assert done.stdout.split() == ["Mapped", "loaded", "Telling", "loaded", "Disabled", "loaded"]

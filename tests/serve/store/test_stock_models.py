@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from serve.processes import run
 
 pytest.importorskip("transformers")
 
@@ -67,17 +65,8 @@ if asked == "load":
 
 
 def test_stock_models_are_loaded_by_a_new_process(tmp_path):
-    file = tmp_path / "stock.py"
-    file.write_text(PROGRAM)
     for seed, asked, origin in (("1", "build", "built"), ("2", "load", "loaded")):
-        done = subprocess.run(
-            [sys.executable, str(file), str(tmp_path / "store"), asked],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        done = run(PROGRAM, tmp_path / "store", asked, cwd=tmp_path, PYTHONHASHSEED=seed)
         kinds = ["llama", "qwen3", "gemma3", "bert"]
         kinds = kinds if asked == "build" else kinds[:0:-1]
         assert done.stdout.split("\n")[:-1] == [f"{kind} {origin}" for kind in kinds]

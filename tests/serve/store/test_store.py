@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -16,26 +14,13 @@ import pytest
 import torch
 
 from serve.models import BATCH, Plain, Stack, made, rows
+from serve.processes import command, environment, run
 from support.ranks import run_ranks
 from torchloom.errors import ArtifactError
 from torchloom.records import load_record
 from torchloom.serve import Contract, Store, build, counter, load, tensor
 
 IDS = Contract({"ids": tensor(BATCH, 5, dtype=torch.int64, below=31)})
-
-
-def child(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a new process that sees the tests' models."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**env, **environment},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 WARM = """
@@ -74,17 +59,12 @@ def test_a_new_process_traces_nothing_and_builds_nothing_and_returns_the_same_bi
     compiler.write_text(f'#!/bin/sh\necho called >> {tmp_path}/calls\nexec g++ "$@"\n')
     compiler.chmod(0o755)
     cache = str(tmp_path / "empty")
-    done = child(WARM, folder, HOME=str(tmp_path), CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=cache)
-    assert done.stdout.strip() == "warm", done.stderr
+    home = str(tmp_path)
+    done = run(WARM, cwd=folder, HOME=home, CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=cache)
+    assert done.stdout.strip() == "warm"
     assert torch.equal(torch.load(folder / "found.pt"), wanted)
     assert not (tmp_path / "calls").exists()
     assert not list((tmp_path / "empty").rglob("*.so"))
-
-
-def test_building_again_loads(cold):
-    folder, _ = cold
-    with counter.expect(num_loads=1, num_traces=0, num_compiles=0):
-        assert build(made(Stack, 2), IDS, store=folder / "store").origin == "loaded"
 
 
 def test_new_weights_are_a_hit(cold):
@@ -206,11 +186,6 @@ def test_another_torch_or_processor_is_refused(tmp_path, factor, value, text):
         load(tmp_path, made(Plain))
 
 
-def test_an_empty_store_says_so(tmp_path):
-    with pytest.raises(ArtifactError, match="holds no program"):
-        load(tmp_path, made(Plain))
-
-
 RACE = """
     import torch
     from serve.models import Plain, made, rows
@@ -224,18 +199,10 @@ RACE = """
 
 def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path):
     num_others = 3
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    command = [sys.executable, "-c", textwrap.dedent(RACE)]
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            env=env,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command(RACE), env=environment(), cwd=tmp_path, text=True, **pipes)
 
     first = start()
     deadline = time.monotonic() + 120
@@ -248,23 +215,6 @@ def test_processes_that_start_together_build_once_even_if_one_is_killed(tmp_path
     assert all(each.returncode == 0 for each in others), results
     assert sorted(out.strip() for out, _ in results) == ["0 1"] * (num_others - 1) + ["1 0"]
     assert load(tmp_path / "store", made(Plain)).origin == "loaded"
-
-
-LIGHT = """
-    import sys, torch
-    from serve.models import Stack, made
-    from torchloom.serve import load
-    program = load("store", made(Stack, 2))
-    with torch.no_grad():
-        program(torch.load("ids.pt"))
-    heavy = [name for name in ("graph", "lowering", "select_algorithm") if f"torch._inductor.{name}" in sys.modules]
-    assert not heavy, heavy
-"""
-
-
-def test_loading_leaves_inductors_lowerings_alone(cold):
-    done = child(LIGHT, cold[0])
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_build_leaves_its_record_and_a_load_leaves_it_alone(tmp_path):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
 from serve.models import BATCH, Plain, made, rows
+from serve.processes import run
 from torchloom.errors import ArtifactError, ServeError
 from torchloom.serve import Contract, Store, build, counter, load, served, support_torch_compile
 
@@ -28,14 +26,8 @@ def test_names_tell_programs_of_one_model_apart(tmp_path):
         for name, num in (("draft", 1), ("whole", 2)):
             program = load(tmp_path, made(Plain), name=name)
             assert len(program.variants) == num
-            again = build(
-                made(Plain),
-                rows(),
-                backend="eager",
-                store=tmp_path,
-                name=name,
-                sizes=[8][: num - 1],
-            )
+            options = {"backend": "eager", "name": name, "sizes": [8][: num - 1]}
+            again = build(made(Plain), rows(), store=tmp_path, **options)
             assert again.origin == "loaded"
         assert len(load(tmp_path, made(Plain)).variants) == 2  # any: the newest
         with pytest.raises(ArtifactError, match="name"):
@@ -126,22 +118,8 @@ def test_a_store_serves_users_who_cannot_write_to_it(tmp_path_factory, monkeypat
         for path in (folder / "store").rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": "/nonexistent",
-        }
-        found = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(AS_NOBODY), str(folder / "store")],
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert found.returncode == 0, found.stderr
+        variables = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
+        found = run(AS_NOBODY, folder / "store", cwd=folder, **variables)
         assert found.stdout.split()[0] == "built"
         assert "not" in found.stderr and "stored" in found.stderr, found.stderr
         assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before

@@ -117,10 +117,7 @@ class Case:
 
 
 KINDS = {
-    "eager": [
-        *("shell", "graph", "facts", "files", "contract"),
-        *("checks", "asked", "code"),
-    ],
+    "eager": [*("shell", "graph", "facts", "files", "contract"), *("checks", "asked", "code")],
     "inductor": ["artifact", "source", "shared object", "plain"],
 }
 CASES = [(backend, kind) for backend, kinds in KINDS.items() for kind in kinds]

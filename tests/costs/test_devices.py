@@ -1,12 +1,13 @@
-"""Measuring operators on a device without room, and on one that nobody knows."""
+"""Devices: without room to measure on, unknown, and their rated peaks by the names that torch gives them."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchloom.costs import measure
-from torchloom.costs.hardware import DEVICES, row_for_cuda_name
+from torchloom.costs.hardware import DEVICES, peak_tflops, row_for_cuda_name
 
 
 def test_an_operator_whose_operands_do_not_fit_is_modelled(monkeypatch) -> None:
@@ -30,3 +31,18 @@ def test_an_unknown_device_is_told_once(caplog) -> None:
     assert row_for_cuda_name("NVIDIA H200").name == "h200-141gb"
     assert row_for_cuda_name("NVIDIA A100-SXM4-80GB").name == "a100-80gb"
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("CPU", None),
+        ("NVIDIA GeForce GT 710", None),
+    ],
+)
+def test_peaks_are_known_or_none(name, peak):
+    assert peak_tflops(name) == peak
