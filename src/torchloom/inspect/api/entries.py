@@ -229,7 +229,13 @@ def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
 def failure_of(
     entry: introspect.CacheEntry, how: dispatch.Compilation | None, values: dict[str, Any]
 ) -> str | None:
-    """Return the check of an entry that a call fails, in torch's words; None if the entry fits."""
+    """Return the check of an entry that a call fails, in torch's words; None if the entry fits.
+
+    Args:
+        entry: as Dynamo holds it.
+        how: what was compiled, whose backend counts; None asks the guards alone.
+        values: the local variables with which the call would begin.
+    """
     if introspect.is_invalid(entry.guard_manager):
         return str(entry.guard_manager.invalidation_reason)
     failure = introspect.guard_failure(entry, values)

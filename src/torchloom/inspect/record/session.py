@@ -189,6 +189,11 @@ def note_events(
     """Add what torchloom told: plans, peaks and standing memory, all else as events, passes and bodies to entries.
 
     After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets its passes.
+
+    Args:
+        session: gets plans, peaks, standing memory and events.
+        compiles: by key; their entries get passes and bodies.
+        collected: what was told, in order.
     """
     latest = {compiles[key].entry.compile_id: compiles[key].entry for key in sorted(compiles)}
     for event in collected:
