@@ -79,6 +79,14 @@ def joins_parameters(optimizer: Any) -> EngineError:
     )
 
 
+def counts_parts(optimizer: Any) -> EngineError:
+    """Return the error for an optimizer that counts in a step, and was declared to step some parameters and then others."""
+    return EngineError(
+        f"{type(optimizer).__name__} was declared to step by parts (by_parts = True), but a step of some parameters changes a "
+        "number that it keeps for all of them: do not declare it so"
+    )
+
+
 def _witness(optimizer: Optimizer) -> Iterator[Witness]:
     done = _COMPARED.get(optimizer, 0)
     if done >= _STEPS or is_known(optimizer):

@@ -31,7 +31,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
-from torchloom.loop.alone import joins_parameters, numbers_key
+from torchloom.loop.alone import counts_parts, joins_parameters, numbers_key
 from torchloom.loop.elementwise import (
     check_may_divide,
     is_elementwise,
@@ -228,18 +228,14 @@ class Ownership:
                 it computes them of all parameters, and no weight that it owns has changed; or it was declared to step by
                 parts, and keeps numbers for all of them.
         """
-        name = type(self._known_optimizer()).__name__
         differ, counts, joins = self._compare_numbers(joins=not is_divisible)
         if counts or joins or differ:
             self.restore()
         if counts:
-            raise EngineError(
-                f"{name} was declared to step by parts (by_parts = True), but a step of some parameters changes a number that "
-                "it keeps for all of them: do not declare it so"
-            )
+            raise counts_parts(self._known_optimizer())
         if differ:
             raise EngineError(
-                f"{name} keeps numbers that differ between ranks after a step, as it computes "
+                f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
         if joins:

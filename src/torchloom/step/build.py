@@ -97,7 +97,8 @@ def build_step(
             may_wait=may_wait,
             copy_bytes=0 if shared is None else shared.copy_bytes,
             memory=memory,
-            update=driver.update,
+            counts_update=driver.update is not None or driver.owned_memory is not None,
+            by_parts=driver.by_parts,
             keeps_pool=description.cuda_graphs,
         )
     planner = make_planner(

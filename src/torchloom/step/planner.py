@@ -59,14 +59,15 @@ def make_planner(
     Raises:
         PlanError: the budget does not even hold parameters and optimizer states.
     """
-    budget_bytes = standing.budget_bytes
+    budget_bytes, states = standing.budget_bytes, standing.states
     if budget_bytes is None and pinned is None:
         return None
-    if budget_bytes is not None and budget_bytes <= standing.base_bytes + standing.step_bytes:
+    step_bytes = standing.step_bytes + (0 if states is None else states.largest_bytes)
+    if budget_bytes is not None and budget_bytes <= standing.base_bytes + step_bytes:
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {standing.base_bytes:,}, and "
-            f"its optimizer's step adds {standing.step_bytes:,}. Raise it above their sum, use more "
+            f"its optimizer's step adds {step_bytes:,}. Raise it above their sum, use more "
             "ranks, a higher ZeRO stage, or offload_opt_states"
         )
     return Planner(
@@ -77,7 +78,7 @@ def make_planner(
         is_estimate=is_estimate,
         micro_steps=micro_steps,
         transit=TRANSIT,
-        states=standing.states,
+        states=states,
         base_bytes=standing.beside_graphs_bytes,
         prefetch_is_bound=prefetch_is_bound,
     )

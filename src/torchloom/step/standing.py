@@ -89,7 +89,8 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
     may_wait: MayWait,
     copy_bytes: int = 0,
     memory: StepMemory | None = None,
-    update: Callable[[Optimizer], None] | None = None,
+    counts_update: bool = False,
+    by_parts: bool = True,
     keeps_pool: bool = False,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
@@ -104,7 +105,8 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         may_wait: what may wait on the host, by the config.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
         memory: of the optimizer, where it has been tried.
-        update: see `Driver`; what it allocates counts also where states wait on the host.
+        counts_update: whether what the step allocates counts also where states wait on the host.
+        by_parts: see `Driver`.
         keeps_pool: see `Standing`.
     """
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
@@ -113,7 +115,7 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
     gradients, update_bytes = 0 if accumulates else _trained_bytes(model), 0
-    if budget_bytes is not None and (not may_wait.states or update is not None):
+    if budget_bytes is not None and (not may_wait.states or counts_update):
         peak = 0 if memory is None else memory.peak_bytes
         # The rank that keeps most need not be the one that allocates most.
         update_bytes = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
@@ -127,6 +129,8 @@ def standing_of(  # noqa: PLR0913  facts of one step, from one caller
             - gradients
             - update_bytes,
             may_wait=may_wait,
+            memory=memory,
+            by_parts=by_parts,
         )
     return Standing(
         budget_bytes=budget_bytes,
@@ -255,6 +259,8 @@ def _host_states(
     *,
     step_bytes: int,
     may_wait: MayWait,
+    memory: StepMemory | None,
+    by_parts: bool,
 ) -> HostStates:
     """Return what may wait on the host and then streams through the step. All ranks must call.
 
@@ -263,13 +269,22 @@ def _host_states(
         ranks: all of them, which plan alike.
         step_bytes: device memory that is free in a step which keeps no states.
         may_wait: states, shards of parameters, or both.
+        memory: of the optimizer, where it has been tried.
+        by_parts: see `Driver`.
     """
     leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    num_states = num_states_of(optimizer) if may_wait.states else 0
-    sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
+    num_states = num_states_of(optimizer)
+    sizes = [
+        num_states * leaf.numel() * leaf.element_size()
+        if memory is None
+        else memory.state_bytes[id(leaf)]
+        for leaf in leaves
+        if may_wait.states
+    ]
+    largest_bytes = max(sizes, default=0) if by_parts else sum(sizes)
     return HostStates(
         total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
-        largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
+        largest_bytes=ranks.most("bytes of states that are stepped together", largest_bytes),
         num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
         step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
         num_slots=may_wait.num_slots,
