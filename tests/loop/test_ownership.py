@@ -80,6 +80,24 @@ class Mixed(Base):
         param.add_(average, alpha=-group["lr"])
 
 
+class Viewing(Base):
+    """As heavyball's: states in a dict under a number, a count of the elements, and a table of where parameters lie."""
+
+    __module__ = "heavyball.like"
+
+    def step(self, closure=None):
+        self.views = {}
+        for group in self.param_groups:
+            group.setdefault("param_count", sum(param.numel() for param in group["params"]))
+        super().step()
+
+    def update(self, param, group, state):
+        self.views[param.data_ptr()] = param, len(self.views)
+        average = state.setdefault(0, {}).setdefault("average", torch.zeros_like(param))
+        average.lerp_(param.grad / param.grad.norm().clamp(min=1e-6), 0.2)
+        param.add_(average, alpha=-group["lr"] * group["param_count"] ** 0.25)
+
+
 def mixed(model: nn.Module) -> list[Optimizer]:
     params = list(model.parameters())
     return [
@@ -115,6 +133,7 @@ KINDS: dict[str, Callable[[nn.Module], list[Optimizer]]] = {
     "LAMB": lambda model: [Lamb(model.parameters())],
     "schedule-free": lambda model: [ScheduleFree(model.parameters(), lr=0.1)],
     "groups": mixed,
+    "views": lambda model: [Viewing(model.parameters())],
 }
 
 

@@ -18,6 +18,7 @@ of each copy own and step alike.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ from torchloom.log import get_logger
 from torchloom.loop.alone import counts_parts, joins_parameters, numbers_key
 from torchloom.loop.elementwise import (
     check_may_divide,
+    counts_elements,
     is_elementwise,
     may_step_by_parts,
     step_without_hooks,
@@ -99,7 +101,11 @@ class Ownership:
         known = divided_by_id()
         divided = whole = False
         fresh: list[tuple[nn.Parameter, Layout, ParamSpec]] = []
+        counted = counts_elements(optimizer)
         for group in optimizer.param_groups:
+            if counted is not None:  # of whole parameters, and of all: a rank sees some
+                specs = (known.get(id(param), (None, param))[1] for param in group["params"])
+                group.setdefault(counted, sum(math.prod(each.shape) for each in specs))
             for param in group["params"]:
                 found = known.get(id(param))
                 divided |= found is not None
