@@ -98,6 +98,19 @@ class Viewing(Base):
         param.add_(average, alpha=-group["lr"] * group["param_count"] ** 0.25)
 
 
+class Looking(Base):
+    """As bitsandbytes': it finds out by their identity which parameters are of a module that it was given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters())
+        self.model = model
+
+    def update(self, param, group, state):
+        given = self.model.embed.weight, self.model.down.weight, self.model.norm.weight
+        grad = param.grad.sign() if any(param is each for each in given) else param.grad
+        param.sub_(grad + 0.1 * param.norm(), alpha=group["lr"])
+
+
 def mixed(model: nn.Module) -> list[Optimizer]:
     params = list(model.parameters())
     return [
@@ -133,6 +146,7 @@ KINDS: dict[str, Callable[[nn.Module], list[Optimizer]]] = {
     "LAMB": lambda model: [Lamb(model.parameters())],
     "schedule-free": lambda model: [ScheduleFree(model.parameters(), lr=0.1)],
     "groups": mixed,
+    "looks": lambda model: [Looking(model)],
     "views": lambda model: [Viewing(model.parameters())],
 }
 

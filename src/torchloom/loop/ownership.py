@@ -50,6 +50,7 @@ from torchloom.loop.owner_exchanges import (
 from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
+from torchloom.shard.leaf_modules import HELD
 from torchloom.shard.optimizer_states import find_owners_by
 
 logger = get_logger(__name__)
@@ -176,6 +177,8 @@ class Ownership:
             if param.grad is not None and (unit := self.units.get(id(param))) is not None
         ]
         self._groups = [group["params"] for group in optimizer.param_groups]
+        # Some optimizers look for their parameters among those of modules: ranks cannot gather, as each asks for others.
+        HELD.update((id(unit.param), unit.param) for unit in self.units.values())
         self._handles = {unit.layout.handle: unit.param.device for unit in present}
         split = list(buckets(present))
         by_parts = len(split) > 1 and may_step_by_parts(optimizer)
@@ -265,6 +268,8 @@ class Ownership:
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
         groups, self._groups = self._groups, []
+        for each in self.units:
+            HELD.pop(each, None)
         if groups:
             for group, params in zip(self._known_optimizer().param_groups, groups, strict=False):
                 group["params"] = params
