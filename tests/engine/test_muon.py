@@ -171,13 +171,3 @@ def test_use_muon_of_a_parameter_takes_the_place_of_the_rule_by_names() -> None:
         return chosen
 
     assert run_ranks(2, fn) == [[True, False, True]] * 2
-
-
-def test_states_of_owners_do_not_stream_from_the_host() -> None:
-    def fn(rank: int):
-        waits = config(3, 2)
-        waits["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        with pytest.raises(EngineError, match="cannot step with its states on the host"):
-            torchloom.initialize(model=Odd(), config=waits)
-
-    run_ranks(2, fn)

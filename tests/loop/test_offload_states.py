@@ -11,9 +11,11 @@ import torch
 import torchloom
 from support.fuzzing import fuzzed
 from support.models import Tricky, tokens
+from support.optimizers import Base
 from support.pool import run_ranks
 from support.runs import assert_equal, make_engine, settings, train, weights
 from torchloom.errors import EngineError
+from torchloom.graph import tensors_in
 from torchloom.plan.text import show_plan
 from torchloom.runtime.host import is_on_host
 
@@ -187,20 +189,113 @@ def test_room_is_made_for_states_where_links_are_slow(monkeypatch) -> None:
     assert "optimizer states that wait on the host add" in show_plan(fast[0][2])
 
 
-class Odd(torch.optim.Optimizer):
-    def __init__(self, params) -> None:
-        super().__init__(params, {"lr": 0.1})
+class Nested(Base):
+    """Keeps tensors in lists and dicts, steps all at once, and makes one of its states anew."""
 
-    def step(self, closure=None):
-        return None
+    def update(self, param, group, state):
+        kept = state.setdefault("kept", [torch.zeros_like(param), {"norms": param.new_zeros(1)}])
+        kept[0].lerp_(param.grad, 0.2)
+        kept[1]["norms"] = torch.cat([kept[1]["norms"], kept[0].norm().view(1)])[-3:]
+        param.add_(kept[0] / (kept[1]["norms"].mean() + 1e-6), alpha=-group["lr"])
 
 
-def test_what_cannot_stream_is_refused_by_name() -> None:
+class Counting(Nested):
+    """Declared to step by parts, although it counts its steps."""
+
+    by_parts = True
+
+
+def nested_states(engine: Any) -> list[torch.Tensor]:
+    found = tensors_in(list(engine.optimizer.state.values()))
+    return [each for each in found if each.dim() and each.numel()]
+
+
+def of_owners(kind: str, stage: int, *, waits: bool, **compile: Any):
+    config = settings(stage, **HARD, compile=compile)
+    del config["optimizer"]
+    zero = config["zero_optimization"]
+    zero["stage3_param_persistence_threshold"] = 0
+    if waits:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if kind == "Muon":
+        config["optimizer"] = {"type": "Muon", "params": {"muon_lr": 2e-2, "adam_lr": 1e-2}}
+    classes = {"Adafactor": torch.optim.Adafactor, "Nested": Nested, "Counting": Counting}
+    torch.manual_seed(0)
+    made = classes.get(kind)
+
+    def optimizer(params):  # torch's Adafactor divides by the number of elements
+        return made([param for param in params if param.numel()], lr=1e-2)
+
+    return torchloom.initialize(model=Tricky(), config=config, optimizer=made and optimizer)[0]
+
+
+def test_states_of_owners_wait_on_the_host(tmp_path) -> None:
+    def fn(rank: int, kind: str, stage: int, **compile):
+        plain, moved = (of_owners(kind, stage, waits=w, **(compile if w else {})) for w in (0, 1))
+        assert moved.offloads._stream is not None
+        moved.offloads._stream.chunk_bytes = 300  # a few parameters each
+        for step in range(3):
+            moved.offloads._stream.num_slots = 1 + (step + rank) % 2
+            expected = train(plain, rank, 1, first=step)
+            with fuzzed(seed=step + 7 * rank, most_s=2e-4):
+                assert train(moved, rank, 1, first=step) == expected
+        held = nested_states(moved)
+        assert held and all(map(is_on_host, held))
+        assert moved.move_stats().host_bytes >= sum(each.nbytes for each in held)
+        # Files know nothing of where states live.
+        moved.save_checkpoint(tmp_path, f"{kind}-{stage}")
+        for engine in (plain, moved):
+            engine.load_checkpoint(tmp_path, f"{kind}-{stage}")
+        assert train(plain, rank, 1, first=4) == train(moved, rank, 1, first=4)
+        assert_equal(weights(plain.module), weights(moved.module))
+        moved.reload_states()
+        return len(held)
+
+    def all_of(rank: int):
+        for kind, stage in (
+            ("Muon", 1),
+            ("Muon", 3),
+            ("Adafactor", 1),
+            ("Adafactor", 3),
+            ("Nested", 2),
+        ):
+            fn(rank, kind, stage)
+        fn(rank, "Muon", 3, offload_parameters=True)
+
+    run_ranks(2, all_of)
+    run_ranks(3, fn, "Muon", 3)
+
+
+def test_a_budget_places_states_of_owners() -> None:
+    def fn(rank: int, kind: str, budget: Any, waits: bool = True):
+        torch._dynamo.reset()
+        engine = of_owners(kind, 3, waits=waits, backend="aot_eager", memory_budget=budget)
+        engine.compile()
+        losses = train(engine, rank, 4)
+        states, plan = nested_states(engine), engine.plan()
+        here = sum(value.nbytes for value in states if not is_on_host(value))
+        return losses, here, sum(each.nbytes for each in states), plan.base_bytes, plan.peak_bytes
+
+    for kind in ("Muon", "Nested"):
+        roomy = run_ranks(2, fn, kind, "1GB")
+        total, base = max(each[2] for each in roomy), roomy[0][3]
+        assert all(each[1] == each[2] for each in roomy)
+        between = run_ranks(2, fn, kind, roomy[0][4] + total // 2)
+        for rank in range(2):
+            assert between[rank][0] == roomy[rank][0]
+            assert between[rank][1] <= total // 2
+    resident = run_ranks(2, fn, kind, "1GB", False)
+    assert abs(resident[0][3] - base - total) <= 64  # counts of steps
+    with pytest.raises(AssertionError, match="optimizer's step adds"):
+        run_ranks(2, fn, kind, base + 100)
+
+
+def test_what_cannot_stream_is_refused() -> None:
     def fn(rank):
-        config = settings(3, compile={"offload_opt_states": True})
-        del config["optimizer"]
-        with pytest.raises(EngineError, match=r"Odd cannot step .* these can: .*AdamW"):
-            torchloom.initialize(model=Tricky(), optimizer=Odd, config=config)
+        engine = of_owners("Counting", 3, waits=True)
+        engine.offloads._stream.chunk_bytes = 300
+        with pytest.raises(EngineError, match=r"Counting was declared to step by parts"):
+            train(engine, rank, 1)
         engine, _ = make_engine(3, compile={"offload_opt_states": True})
         engine.optimizer.register_step_post_hook(lambda *_: None)
         engine.backward(engine(tokens(0, rank)))

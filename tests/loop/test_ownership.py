@@ -80,6 +80,37 @@ class Mixed(Base):
         param.add_(average, alpha=-group["lr"])
 
 
+class Viewing(Base):
+    """As heavyball's: states in a dict under a number, a count of the elements, and a table of where parameters lie."""
+
+    __module__ = "heavyball.like"
+
+    def step(self, closure=None):
+        self.views = {}
+        for group in self.param_groups:
+            group.setdefault("param_count", sum(param.numel() for param in group["params"]))
+        super().step()
+
+    def update(self, param, group, state):
+        self.views[param.data_ptr()] = param, len(self.views)
+        average = state.setdefault(0, {}).setdefault("average", torch.zeros_like(param))
+        average.lerp_(param.grad / param.grad.norm().clamp(min=1e-6), 0.2)
+        param.add_(average, alpha=-group["lr"] * group["param_count"] ** 0.25)
+
+
+class Looking(Base):
+    """As bitsandbytes': it finds out by their identity which parameters are of a module that it was given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters())
+        self.model = model
+
+    def update(self, param, group, state):
+        given = self.model.embed.weight, self.model.down.weight, self.model.norm.weight
+        grad = param.grad.sign() if any(param is each for each in given) else param.grad
+        param.sub_(grad + 0.1 * param.norm(), alpha=group["lr"])
+
+
 def mixed(model: nn.Module) -> list[Optimizer]:
     params = list(model.parameters())
     return [
@@ -115,6 +146,8 @@ KINDS: dict[str, Callable[[nn.Module], list[Optimizer]]] = {
     "LAMB": lambda model: [Lamb(model.parameters())],
     "schedule-free": lambda model: [ScheduleFree(model.parameters(), lr=0.1)],
     "groups": mixed,
+    "looks": lambda model: [Looking(model)],
+    "views": lambda model: [Viewing(model.parameters())],
 }
 
 

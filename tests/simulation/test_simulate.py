@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import torchloom
+from support.optimizers import Base
 from support.ranks import run_ranks
 from torchloom.cli import make_app
 from torchloom.costs import NETWORKS, CostTable, collective_us, device_row
@@ -395,3 +397,47 @@ def test_the_command(tmp_path) -> None:
     assert json.loads(here.stdout)[0]["device"] == "cpu"
     for wrong in (["--world-size", "eight"], ["--world-size", "8", "--seq-len", "0"]):
         assert run(*wrong).exit_code != 0
+
+
+class Matrices(torch.nn.Module):
+    """Square matrices, of which no two ranks own the same."""
+
+    def __init__(self, num: int, size: int = 2048) -> None:
+        super().__init__()
+        layers = [torch.nn.Linear(size, size, bias=False) for _ in range(num)]
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+class Choosing(Base):
+    """Steps what its values choose, which nobody knows without data."""
+
+    def update(self, param, group, state):
+        param.view(-1)[param.grad.view(-1).nonzero()] -= group["lr"]
+
+
+def test_an_update_by_owners_takes_the_time_of_the_optimizers_code(monkeypatch) -> None:
+    told = mock.Mock()
+    monkeypatch.setattr("torchloom.loop.owner_memory.logger", told)
+    device = device_row("h100-80gb")
+    product_s = 2 * 2048**3 / device.flops_of("bfloat16")
+
+    def update_s(num: int, world_size: int, kind: str = "Muon", optimizer: Any = None) -> float:
+        made, given = config(3, None, kind), (torch.zeros(4, 2048),)
+        if optimizer is not None:
+            del made["optimizer"]
+        return simulate(
+            lambda: Matrices(num), given, made, world_size=world_size, optimizer=optimizer
+        ).update_s
+
+    adamw_s = update_s(4, 2, "AdamW")
+    assert adamw_s == pytest.approx(4 * 2048**2 / 2 / device.adamw_params_per_s)
+    of_two = update_s(4, 2)
+    # Five times three products of each matrix, and what is around them.
+    assert 1 < of_two / (2 * 15 * product_s) < 2
+    assert 1.8 < update_s(8, 2) / of_two < 2.05
+    assert update_s(7, 2) == pytest.approx(update_s(8, 2), rel=0.02)  # the fullest rank's
+    assert adamw_s < update_s(4, 2, optimizer=Choosing) < of_two
+    assert "cannot be tried on tensors without data" in told.warning.call_args.args[0]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchloom._torch.tensors import tree_map_only
 from torchloom.checkpoints.contents import Contents
 from torchloom.checkpoints.engine_values import Leaf, Trained, buffers_of
 from torchloom.errors import CheckpointError
@@ -312,8 +313,8 @@ def _placed(
         now: the state that the parameter has, or None.
         group: of the parameter.
     """
-    if not isinstance(value, Tensor):
-        return value
+    if not isinstance(value, Tensor):  # tensors may be in it
+        return tree_map_only(Tensor, lambda each: engine.offloads.placed(each, like=leaf), value)
     if isinstance(now, Tensor) and (now.shape, now.dtype) == (value.shape, value.dtype):
         return now.copy_(value)
     if key == "step" and not (group.get("capturable") or group.get("fused")):

@@ -4,6 +4,8 @@
     roofline     FLOPs and bytes of an operator against the rates of a device: no measurement
     table        measured figures where there are any, the roofline where there are none
 
+    stopwatch    code that runs on tensors without data, such as an optimizer's step
+
 Rates are data (`hardware`): a new device is one row. Nothing here runs a user's graph.
 """
 
@@ -15,6 +17,7 @@ from torchloom.costs.hardware import DEVICES, Device, device_row
 from torchloom.costs.roofline import node_flops, node_traffic_bytes, roofline_us
 from torchloom.costs.share import shared_table
 from torchloom.costs.signature import node_key
+from torchloom.costs.stopwatch import Stopwatch
 from torchloom.costs.store import load_table, machine_facts, save_table, table_path
 from torchloom.costs.table import (
     CORE_SHARE,
@@ -35,6 +38,7 @@ __all__ = [
     "CostTable",
     "Device",
     "Network",
+    "Stopwatch",
     "calibrate_device",
     "collective_us",
     "device_row",

@@ -3,12 +3,14 @@
     time = launch + max(FLOPs / gemm rate, bytes / memory rate)
 
 FLOPs of products, convolutions and attention, forward and backward, are torch's own formulas
-(`torch.utils.flop_counter`), with more for CPU attention, products of experts and our own product. All else moves bytes: what it reads
+(`torch.utils.flop_counter`), with more for CPU attention, products of experts, our own product and decompositions, which
+optimizers use (few devices do these at the rate of products). All else moves bytes: what it reads
 plus what it writes. Views cost nothing. Sizes that are not known count as what the trace saw.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -205,7 +207,22 @@ def _grouped_product(args: Any) -> int:
     return 2 * num_products * left[-2] * left[-1] * right[-1]
 
 
+def _eigh(args: Any) -> int:
+    """Return the FLOPs of eigenvalues and vectors: about 9 n^3 (Golub and Van Loan, "Matrix Computations", 2013, 8.3)."""
+    *batch, size, _ = args[0].shape
+    return 9 * math.prod(batch) * size**3
+
+
+def _qr(args: Any) -> int:
+    """Return the FLOPs of Householder's triangle and thin basis: 2 n^2 (m - n / 3) each (likewise, 5.2)."""
+    *batch, rows, columns = args[0].shape
+    small = min(rows, columns)
+    return math.prod(batch) * 4 * small**2 * (3 * max(rows, columns) - small) // 3
+
+
 _FORMULAS = {
+    aten._linalg_eigh.default: _eigh,
+    aten.linalg_qr.default: _qr,
     aten._grouped_mm.default: _grouped_product,  # torch's own counter knows none
     chunked_loss: _chunked_loss,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _cpu_attention,

@@ -323,7 +323,6 @@ class Engine(Batches, Compiling, Saving, Queries, ModuleAccess):
 
         Raises:
             ConfigError: another device, or shards that cannot leave memory that ranks share.
-            EngineError: the optimizer does more than step each parameter on its own.
 
         Example:
             >>> engine.offload_states()  # doctest: +SKIP

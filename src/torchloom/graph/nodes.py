@@ -28,11 +28,11 @@ def value_of(node: fx.Node) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a value that may be a tensor or lists of values, in order."""
+    """Yield the tensors of a value that may be a tensor or lists and dicts of values, in order."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
 
 

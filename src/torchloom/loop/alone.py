@@ -79,6 +79,14 @@ def joins_parameters(optimizer: Any) -> EngineError:
     )
 
 
+def counts_parts(optimizer: Any) -> EngineError:
+    """Return the error for an optimizer that counts in a step, and was declared to step some parameters and then others."""
+    return EngineError(
+        f"{type(optimizer).__name__} was declared to step by parts (by_parts = True), but a step of some parameters changes a "
+        "number that it keeps for all of them: do not declare it so"
+    )
+
+
 def _witness(optimizer: Optimizer) -> Iterator[Witness]:
     done = _COMPARED.get(optimizer, 0)
     if done >= _STEPS or is_known(optimizer):
@@ -152,13 +160,14 @@ def _numbers(values: Iterable[object]) -> Iterator[float]:
             if value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
                 yield float(value)
         elif type(value) in (list, tuple):
-            yield from _numbers(value)  # type: ignore[arg-type]
+            if not any(isinstance(each, nn.Parameter) for each in value):  # type: ignore[attr-defined]
+                yield from _numbers(value)  # type: ignore[arg-type]
         elif type(value) is dict:
             yield from _numbers(value.values())  # type: ignore[attr-defined]
 
 
 def numbers_key(optimizer: Optimizer) -> int:
-    """Return a checksum of the numbers in an optimizer and its groups."""
+    """Return a checksum of the numbers in an optimizer and its groups, but those that are kept beside a parameter."""
     groups = optimizer.param_groups
     found = [value for group in groups for name, value in group.items() if name != "params"]
     found += [value for key, value in optimizer.state.items() if not isinstance(key, Tensor)]

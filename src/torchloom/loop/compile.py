@@ -24,6 +24,7 @@ from torchloom.config.source import read
 from torchloom.errors import ConfigError
 from torchloom.log import get_logger
 from torchloom.loop.clip import take_norm
+from torchloom.loop.elementwise import may_step_by_parts
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
 from torchloom.loop.optimizers import config_facts
@@ -174,7 +175,11 @@ def compile_step(
         driver: steps it.
         may_stream: whether its optimizer's states may stream from the host.
     """
-    driver = replace(driver, owned_memory=memory_of(driver.optimizer))
+    driver = replace(
+        driver,
+        owned_memory=memory_of(driver.optimizer),
+        by_parts=may_step_by_parts(driver.optimizer),
+    )
     total_bytes = driver.ranks.least("the device's memory", device_bytes(device))
     description = describe_step(config, call, model, comm, device, total_bytes=total_bytes)
     if not may_stream and any(each.name == STATES for each in description.timetable.all_passes):

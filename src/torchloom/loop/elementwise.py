@@ -41,6 +41,8 @@ _SUMS = {"prodigyopt.prodigy.Prodigy"}
 """Those that sum over all ranks with `fsdp_in_use=True` (1.1.2). dadaptation's leave a rank out whose gradients are all zero."""
 _COMMUNICATES = ("muon.Muon", "muon.MuonWithAuxAdam")
 """Optimizers that divide parameters among ranks themselves (KellerJordan/Muon), by collectives that have no names."""
+_COUNTS = {"heavyball": "param_count"}
+"""Packages whose optimizers count, in their first step, the elements of the parameters that a group has then (3.2.1)."""
 _NORMS_OVER_ALL = ("max_grad_norm", "global_grad_max_norm")
 """Arguments by which optimizers (LAMB of timm, apex, pytorch_optimizer) clip by a norm over all their parameters."""
 
@@ -101,6 +103,11 @@ def sums_over_ranks(optimizer: Any) -> bool:
         group.get("fsdp_in_use") and group.get("slice_p", 1) == 1
         for group in optimizer.param_groups
     )
+
+
+def counts_elements(optimizer: Any) -> str | None:
+    """Return the name under which an optimizer keeps in each group how many elements its parameters have, if it does."""
+    return _COUNTS.get(type(optimizer).__module__.partition(".")[0])
 
 
 def needs_closure(optimizer: Any) -> bool:

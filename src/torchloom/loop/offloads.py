@@ -64,7 +64,6 @@ class Offloads:
         """Move to the host what the named passes require; move the rest back to the device.
 
         Raises:
-            EngineError: the optimizer does more than step each parameter on its own.
             ConfigError: shards cannot leave memory that ranks share.
         """
         wanted = frozenset({STATES, SHARDS}) & frozenset(names)
@@ -132,7 +131,6 @@ class Offloads:
 
         Raises:
             ConfigError: another device, or shards that cannot leave memory that ranks share.
-            EngineError: the optimizer does more than step each parameter on its own.
         """
         if _value(device) != "cpu":
             raise ConfigError(

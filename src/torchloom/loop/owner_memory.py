@@ -1,16 +1,19 @@
-"""The memory of a step in which a rank owns parameters: the optimizer's own code and the exchanges, on tensors without data."""
+"""Memory and time of a step in which ranks own parameters: the optimizer's own code and the exchanges, on tensors without data."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from torchloom.costs import CostTable, Stopwatch, collective_us
+from torchloom.log import get_logger
 from torchloom.loop.alone import held_beside
-from torchloom.loop.elementwise import step_without_hooks
+from torchloom.loop.elementwise import may_step_by_parts, step_without_hooks
 from torchloom.loop.owner_exchanges import buckets
 from torchloom.loop.owners import Unit
 from torchloom.loop.ownership import Ownership, ownership_of
@@ -19,6 +22,8 @@ from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
 from torchloom.runtime.base import Pending
 from torchloom.step.interfaces import OwnedMemory
+
+logger = get_logger(__name__)
 
 
 def memory_of(optimizer: Any) -> OwnedMemory | None:
@@ -58,10 +63,54 @@ def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | 
     return functools.partial(_most_of_any if of_any_rank else _memory, stepped, units)
 
 
+def owned_us(optimizer: Any, table: CostTable) -> float:
+    """Return what a step of owned parameters takes on the rank that has most to do, in microseconds; 0 where there are none.
+
+    Operators take what the cost table says, one by one, as an optimizer's step is not compiled. By parts the exchanges of one
+    bucket run beside the update of another one; else all wait for each other.
+
+    Args:
+        optimizer: of torch's class, on whose parameters nobody has data.
+        table: of the hardware.
+    """
+    units = tuple(ownership_of(optimizer).units.values())
+    split, num_ranks = list(buckets(units)), units[0].layout.world_size if units else 1
+    exchange_us = update_us = 0.0
+    for bucket in split:
+        # An all-to-all sends from each rank what an all-gather of a part for one rank does.
+        weight_bytes = sum(u.spec.numel * u.spec.dtype.itemsize for u in bucket) // num_ranks
+        for sent in (2 * weight_bytes, weight_bytes):
+            exchange_us += collective_us("all_gather", sent, num_ranks, table)
+    for as_it in _as_each_rank(units):
+        watch = Stopwatch(table)
+        if _memory(optimizer, as_it, WorkspaceTable(measures=False), watch) is None:
+            logger.warning(
+                "%s's step cannot be tried on tensors without data: its time counts as AdamW's",
+                type(optimizer).__name__,
+            )
+            num_stepped = sum(unit.spec.shard_numel for unit in units)
+            update_us = 1e6 * num_stepped / table.device.adamw_params_per_s
+            break
+        update_us = max(update_us, watch.us)
+    if not split or not may_step_by_parts(optimizer):
+        return exchange_us + update_us
+    return max(exchange_us, update_us) + min(exchange_us, update_us) / len(split)
+
+
 def _memory(
-    optimizer: Optimizer, units: Sequence[Unit], workspaces: WorkspaceTable
+    optimizer: Optimizer,
+    units: Sequence[Unit],
+    workspaces: WorkspaceTable,
+    watch: Stopwatch | None = None,
 ) -> StepMemory | None:
-    """Return what this rank allocates in a step, exchanges included, and keeps; None where that is not known."""
+    """Return what this rank allocates in a step, exchanges included, and keeps; None where that is not known.
+
+    Args:
+        optimizer: over all parameters.
+        units: what ranks own of them.
+        workspaces: what operators allocate for themselves.
+        watch: is given the time of a step of nothing else.
+    """
 
     def step_of(twin: Twin) -> Callable[[], None]:
         stepped, stand_ins = twin
@@ -70,11 +119,17 @@ def _memory(
             made = stand_ins[id(unit.param)]
             ownership.units[id(made)] = unit._replace(param=made)
 
+        if watch is not None:
+            for made in stand_ins.values():
+                if id(made) not in ownership.units:
+                    made.grad = None
+
         def step() -> None:
             held = held_beside(stepped)
-            ownership.begin()
-            step_without_hooks(stepped)
-            ownership.bring_back()
+            with _timed(watch):
+                ownership.begin()
+                step_without_hooks(stepped)
+                ownership.bring_back()
             del held
 
         return step
@@ -86,15 +141,8 @@ def _most_of_any(
     optimizer: Optimizer, units: Sequence[Unit], workspaces: WorkspaceTable
 ) -> StepMemory | None:
     """Return the states of the rank that keeps most, and the most that any rank has beside them in a step."""
-    rank, size = units[0].layout.rank, units[0].layout.world_size
-    split = list(buckets(units))
-    kinds = {  # ranks that own the same shapes, in the same buckets, need the same
-        tuple(tuple(u.spec.shape for u in bucket if u.owner == other) for bucket in split): other
-        for other in range(size)
-    }
     found = []
-    for other in kinds.values():
-        as_it = [unit._replace(owner=(unit.owner - other + rank) % size) for unit in units]
+    for as_it in _as_each_rank(units):
         each = _memory(optimizer, as_it, workspaces)
         if each is None:
             return None
@@ -102,6 +150,28 @@ def _most_of_any(
     kept, fullest = max(found, key=lambda pair: pair[0])
     most = max(keeps + each.peak_bytes for keeps, each in found)
     return fullest._replace(peak_bytes=most - kept)
+
+
+def _timed(watch: Stopwatch | None) -> AbstractContextManager[object]:
+    """Return a block whose operators are timed anew: the last step counts, when there are states."""
+    if watch is None:
+        return nullcontext()
+    watch.us = 0.0
+    return watch
+
+
+def _as_each_rank(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Yield the units as if this rank were each other one; ranks that own the same shapes, in the same buckets, once."""
+    if not units:
+        return
+    rank, size = units[0].layout.rank, units[0].layout.world_size
+    split = list(buckets(units))
+    kinds = {
+        tuple(tuple(u.spec.shape for u in bucket if u.owner == other) for bucket in split): other
+        for other in range(size)
+    }
+    for other in kinds.values():
+        yield [unit._replace(owner=(unit.owner - other + rank) % size) for unit in units]
 
 
 def _send_nothing(

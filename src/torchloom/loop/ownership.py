@@ -18,6 +18,7 @@ of each copy own and step alike.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,9 +32,10 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
-from torchloom.loop.alone import joins_parameters, numbers_key
+from torchloom.loop.alone import counts_parts, joins_parameters, numbers_key
 from torchloom.loop.elementwise import (
     check_may_divide,
+    counts_elements,
     is_elementwise,
     may_step_by_parts,
     step_without_hooks,
@@ -48,6 +50,7 @@ from torchloom.loop.owner_exchanges import (
 from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
+from torchloom.shard.leaf_modules import HELD
 from torchloom.shard.optimizer_states import find_owners_by
 
 logger = get_logger(__name__)
@@ -99,7 +102,11 @@ class Ownership:
         known = divided_by_id()
         divided = whole = False
         fresh: list[tuple[nn.Parameter, Layout, ParamSpec]] = []
+        counted = counts_elements(optimizer)
         for group in optimizer.param_groups:
+            if counted is not None:  # of whole parameters, and of all: a rank sees some
+                specs = (known.get(id(param), (None, param))[1] for param in group["params"])
+                group.setdefault(counted, sum(math.prod(each.shape) for each in specs))
             for param in group["params"]:
                 found = known.get(id(param))
                 divided |= found is not None
@@ -170,6 +177,8 @@ class Ownership:
             if param.grad is not None and (unit := self.units.get(id(param))) is not None
         ]
         self._groups = [group["params"] for group in optimizer.param_groups]
+        # Some optimizers look for their parameters among those of modules: ranks cannot gather, as each asks for others.
+        HELD.update((id(unit.param), unit.param) for unit in self.units.values())
         self._handles = {unit.layout.handle: unit.param.device for unit in present}
         split = list(buckets(present))
         by_parts = len(split) > 1 and may_step_by_parts(optimizer)
@@ -228,18 +237,14 @@ class Ownership:
                 it computes them of all parameters, and no weight that it owns has changed; or it was declared to step by
                 parts, and keeps numbers for all of them.
         """
-        name = type(self._known_optimizer()).__name__
         differ, counts, joins = self._compare_numbers(joins=not is_divisible)
         if counts or joins or differ:
             self.restore()
         if counts:
-            raise EngineError(
-                f"{name} was declared to step by parts (by_parts = True), but a step of some parameters changes a number that "
-                "it keeps for all of them: do not declare it so"
-            )
+            raise counts_parts(self._known_optimizer())
         if differ:
             raise EngineError(
-                f"{name} keeps numbers that differ between ranks after a step, as it computes "
+                f"{type(self._known_optimizer()).__name__} keeps numbers that differ between ranks after a step, as it computes "
                 "them of several parameters, of which each rank steps some: use stage 0, where each rank steps all of them"
             )
         if joins:
@@ -263,6 +268,8 @@ class Ownership:
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
         groups, self._groups = self._groups, []
+        for each in self.units:
+            HELD.pop(each, None)
         if groups:
             for group, params in zip(self._known_optimizer().param_groups, groups, strict=False):
                 group["params"] = params

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torchloom._torch.distributed import hushed_store
 from torchloom._torch.modes import is_profiling
 from torchloom.events import PlanCompared
+from torchloom.graph import tensors_in
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
 from torchloom.memory.measure import allocations, memory_profile, profiler_events
@@ -128,8 +129,7 @@ def standing_bytes(model: nn.Module, optimizer: Optimizer | None, comm: Communic
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
     tensors += [param.grad for param in model.parameters() if param.grad is not None]
     if optimizer is not None:
-        values = [value for state in optimizer.state.values() for value in state.values()]
-        tensors += [value for value in values if isinstance(value, Tensor)]
+        tensors += tensors_in(list(optimizer.state.values()))
     kept = distinct_bytes(tensor for tensor in tensors if not is_on_host(tensor))
     return kept + comm.residents.num_bytes
 

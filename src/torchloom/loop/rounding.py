@@ -175,10 +175,8 @@ def only(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> Iterator[None]
     try:
         for group in groups:
             group["params"] = [param for param in group["params"] if param in chosen]
-        optimizer.param_groups = [group for group in groups if group["params"]]
         yield
     finally:
-        optimizer.param_groups = groups
         for group, params in zip(groups, before, strict=True):
             group["params"] = params
 

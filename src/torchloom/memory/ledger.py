@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from torchloom import ops
 from torchloom._torch.modes import DispatchMode
-from torchloom._torch.tensors import fake_mode, layout_hint
+from torchloom._torch.tensors import fake_mode, layout_hint, tree_map_only
 from torchloom.graph import tensors_in
 from torchloom.log import get_logger
 from torchloom.memory.storages import ResidentUse, Transit, Weight, distinct_bytes
@@ -224,8 +224,8 @@ def _step_twice(
                 for name, value in optimizer.state.get(param, {}).items():
                     if (param, name) in numbers:
                         value = torch.tensor(numbers[param, name], dtype=value.dtype)
-                    elif isinstance(value, Tensor):
-                        value = maker_of(value)()
+                    else:
+                        value = tree_map_only(Tensor, lambda each: maker_of(each)(), value)
                     twin.state[made][name] = value
         step = step_of((twin, stand_ins))
         step()

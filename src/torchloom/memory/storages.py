@@ -80,14 +80,14 @@ def outputs_of(graph: fx.Graph) -> list[tuple[Any, str]]:
 
 
 def distinct_bytes(values: Iterable[Any]) -> int:
-    """Return the bytes of the storages behind tensors, each once; what is no tensor counts nothing.
+    """Return the bytes of the storages behind tensors, also in lists and dicts, each once.
 
     Example:
         >>> x = torch.zeros(2, 3)
-        >>> distinct_bytes([x, x.t(), "no tensor"])
+        >>> distinct_bytes([x, [x.t()], "no tensor"])
         24
     """
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = tensors_in(list(values))
     return sum({each.untyped_storage()._cdata: _nbytes(each) for each in tensors}.values())
 
 

@@ -36,7 +36,7 @@ class HostStates:
 
     Args:
         total_bytes: all of them.
-        largest_bytes: those of one parameter, at most.
+        largest_bytes: those of one parameter, at most; all, if the optimizer needs all of them at once.
         num_params: elements that the optimizer updates.
         step_bytes: device memory that is free in a step which keeps no states.
         num_slots: chunks that may be on the device at a time.

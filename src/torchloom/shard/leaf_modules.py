@@ -168,7 +168,7 @@ def leaf_bytes(model: nn.Module) -> int:
 
 
 HELD: dict[int, Tensor] = {}
-"""Parameters, by id, of leaf modules that run now, and the weights that they read."""
+"""What modules hand out for parameters, by id: gathered weights of leaf modules that run now, and parameters that owners step."""
 
 _USED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Parameter -> its communicator's handle, and whether this rank has used it in a leaf module since the last step."""

@@ -8,6 +8,7 @@ No operator runs, no weight is allocated, and no other rank exists.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -29,9 +30,10 @@ from torchloom.costs import CostTable, collective_us, device_row, over_network
 from torchloom.costs.collectives import between_copies_us, network_row
 from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
+from torchloom.loop.elementwise import may_step_by_parts
 from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
-from torchloom.loop.owner_memory import owned_memory
+from torchloom.loop.owner_memory import owned_memory, owned_us
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
 from torchloom.loop.rounding import rounding_of
 from torchloom.loop.step_log import work_of
@@ -57,8 +59,10 @@ class _Compiled(NamedTuple):
     module: nn.Module
     layout: Layout
     num_params: int
-    owned_bytes: int
-    """Of the gradients and weights that travel to owners, and the weights that travel back, in a step of all ranks."""
+    stepped: int
+    """Elements that this rank's optimizer steps as shards or slices."""
+    owned_us: float
+    """Time of the exchanges and updates of what ranks own."""
 
     def result(
         self, table: CostTable, settings: Config, name: str, tokens: int, began: float
@@ -91,12 +95,7 @@ class _Compiled(NamedTuple):
         )
         boundary_us = _boundary_us(self.layout, table)
         plan = self.step.session.plan() if standing.budget_bytes is not None else None
-        update_us = 1e6 * _stepped(self.layout) / table.device.adamw_params_per_s
-        if (
-            self.owned_bytes
-        ):  # an all-to-all sends from each rank what an all-gather of a part for one rank does
-            ranks = self.layout.world_size
-            update_us += collective_us("all_gather", self.owned_bytes // ranks, ranks, table)
+        update_us = 1e6 * self.stepped / table.device.adamw_params_per_s + self.owned_us
         if plan is not None:
             update_us += micro_steps * max((e.states_us for e in plan.graphs), default=0.0)
         elif standing.states is not None:
@@ -321,6 +320,7 @@ def _compiled(
             host=_SimulatedHost(),
             optimizer=made,
             owned_memory=owned_memory(made, of_any_rank=True),
+            by_parts=may_step_by_parts(made),
             update=None if rounding is None else rounding.update,
             as_shards=local.as_shards,
             name="torchloom.simulate",
@@ -330,9 +330,11 @@ def _compiled(
         with autocasting(settings.precision, device):
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
         del result
-    owned = () if local.ownership is None else local.ownership.units.values()
-    owned_bytes = sum(3 * unit.spec.numel * unit.spec.dtype.itemsize for unit in owned)
-    return _Compiled(step, module, layout, num_params, owned_bytes)
+        with local.as_shards():
+            update_us = 0.0 if made is None else owned_us(made, table)
+    owned = {} if local.ownership is None else local.ownership.units
+    stepped = sum(math.prod(each.shard_shape) for each in local if id(each.param) not in owned)
+    return _Compiled(step, module, layout, num_params, stepped, update_us)
 
 
 @contextmanager
@@ -383,15 +385,6 @@ def _tokens(inputs: Inputs) -> int:
 
 def _sum(graphs: Sequence[GraphReport], what: str) -> float:
     return sum(getattr(each.times, what) for each in graphs) / 1e6
-
-
-def _stepped(layout: Layout) -> int:
-    """Return how many elements this rank's optimizer steps."""
-    return sum(
-        spec.shard_numel if spec.mode == "sharded" or spec.is_sliced else spec.numel
-        for spec in layout
-        if spec.requires_grad
-    )
 
 
 def _boundary_us(layout: Layout, table: CostTable) -> float:

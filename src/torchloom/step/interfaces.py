@@ -57,6 +57,8 @@ class Driver:
     """Over this rank's shards; None without training, or where plans do not count its states."""
     owned_memory: OwnedMemory | None = None
     """Of the optimizer; None where each rank steps its shards alone."""
+    by_parts: bool = True
+    """Whether states that wait on the host are needed some at a time, or all at once, for the optimizer's step."""
     update: Callable[[Optimizer], None] | None = None
     """Steps an optimizer such as this one; None: its own step does."""
     step: int = 0

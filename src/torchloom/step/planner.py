@@ -56,14 +56,15 @@ def make_planner(
     Raises:
         PlanError: the budget does not even hold parameters and optimizer states.
     """
-    budget_bytes = standing.budget_bytes
+    budget_bytes, states = standing.budget_bytes, standing.states
     if budget_bytes is None and description.pinned is None:
         return None
-    if budget_bytes is not None and budget_bytes <= standing.base_bytes + standing.step_bytes:
+    step_bytes = standing.step_bytes + (0 if states is None else states.largest_bytes)
+    if budget_bytes is not None and budget_bytes <= standing.base_bytes + step_bytes:
         raise PlanError(
             f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
             f"gradients and optimizer states of this rank alone hold {standing.base_bytes:,}, and "
-            f"its optimizer's step adds {standing.step_bytes:,}. Raise it above their sum, use more "
+            f"its optimizer's step adds {step_bytes:,}. Raise it above their sum, use more "
             "ranks, a higher ZeRO stage, or offload_opt_states"
         )
     return Planner(
@@ -74,7 +75,7 @@ def make_planner(
         is_estimate=description.backend == "inductor",
         micro_steps=description.micro_steps if over_steps else 1,
         transit=TRANSIT,
-        states=standing.states,
+        states=states,
         base_bytes=standing.beside_graphs_bytes,
         prefetch_is_bound=description.prefetch_is_bound,
     )

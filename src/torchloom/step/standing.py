@@ -107,7 +107,7 @@ def standing_of(
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
     gradients, update_bytes = 0 if accumulates else _trained_bytes(model), 0
-    if budget_bytes is not None and (not waits or driver.update is not None):
+    if budget_bytes is not None and (not waits or driver.update or driver.owned_memory):
         peak = 0 if memory is None else memory.peak_bytes
         # The rank that keeps most need not be the one that allocates most.
         update_bytes = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
@@ -115,13 +115,14 @@ def standing_of(
     if optimizer is not None and (waits or SHARDS in always):
         leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
         sizes = [_state_bytes(leaf, memory) for leaf in leaves] if waits else []
+        largest_bytes = max(sizes, default=0) if driver.by_parts else sum(sizes)
         shards = description.layout.sharded if SHARDS in always else ()
         shard_bytes = sum(spec.shard_numel * spec.dtype.itemsize for spec in shards)
         step_bytes = _UNLIMITED_BYTES if budget_bytes is None else budget_bytes
         step_bytes -= base + gradients + update_bytes
         states = HostStates(  # its states count although the first step makes them
             total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
-            largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
+            largest_bytes=ranks.most("bytes of states that are stepped together", largest_bytes),
             num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
             step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
             num_slots=description.host_slots,
