@@ -11,19 +11,13 @@ import torch
 from support.checkpoints import outcome, state_of
 from support.models import tokens
 from support.pool import run_ranks
-from support.runs import assert_equal, make_engine, weights
+from support.runs import assert_equal, make_engine, micro_step, weights
 
 ACCUMULATE = {"gradient_accumulation_steps": 3}
 
 
 def micro(engine, rank, first, last):
-    losses = []
-    for step in range(first, last):
-        loss = engine(tokens(step, rank))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
+    return [micro_step(engine, tokens(step, rank)) for step in range(first, last)]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from support.checkpoints import leftovers, names_in, outcome, state_of
+from support.checkpoints import leftovers, names_in, outcome, save_steps, state_of
 from support.ranks import run_ranks
 from support.runs import assert_equal, make_engine, train, weights
 from torchloom.checkpoints import write as writing
@@ -68,13 +68,8 @@ def test_one_at_a_time(tmp_path) -> None:
         assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
 
     run_ranks(2, fn)
-    assert names_in(tmp_path) == [
-        ".torchloom.lock",
-        "global_step1",
-        "global_step2",
-        "global_step3",
-        "latest",
-    ]
+    steps = [f"global_step{step}" for step in (1, 2, 3)]
+    assert names_in(tmp_path) == [".torchloom.lock", *steps, "latest"]
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -142,16 +137,6 @@ def test_the_process_ends_after_the_save(tmp_path) -> None:
 # --- keep the last N
 
 
-def save_all(root, steps, **options):
-    def fn(rank):
-        engine, _ = make_engine(3)
-        for step in steps:
-            train(engine, rank, 1, first=step)
-            engine.save_checkpoint(root, f"s{step}", **options)
-
-    run_ranks(2, fn)
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_keep_last(background, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
@@ -175,34 +160,31 @@ def test_keep_last(background, tmp_path) -> None:
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path) -> None:
-    save_all(tmp_path, range(4))
-    (tmp_path / "s2" / "rank_1.json").unlink()
-    (tmp_path / "s3" / "manifest.json").write_text("{}")
-    save_all(tmp_path, [4], keep_last=2)
+    save_steps(tmp_path, 1, 2, 3, 4)
+    (tmp_path / "global_step3" / "rank_1.json").unlink()
+    (tmp_path / "global_step4" / "manifest.json").write_text("{}")
+    save_steps(tmp_path, 5, checkpoint={"keep_last": 2})
     names = set(names_in(tmp_path))
-    assert {"s4", "s1"} <= names  # the newest two that are whole
-    assert "s0" not in names
+    assert {"global_step5", "global_step2"} <= names  # the newest two that are whole
+    assert "global_step1" not in names
 
 
 def test_a_tag_that_is_saved_again_is_the_newest(tmp_path) -> None:
-    save_all(tmp_path, [0, 1, 2])
-    save_all(tmp_path, [1])
-    assert [each.tag for each in candidates(tmp_path)] == ["s1", "s2", "s0"]
-    assert (tmp_path / "latest").read_text() == "s1\n"
+    save_steps(tmp_path, 1, 2, 3)
+    save_steps(tmp_path, 2)
+    assert [each.tag[-1] for each in candidates(tmp_path)] == ["2", "3", "1"]
+    assert (tmp_path / "latest").read_text() == "global_step2\n"
 
 
 def test_not_the_latest(tmp_path) -> None:
-    save_all(tmp_path, [0])
-    save_all(tmp_path, [1], save_latest=False)
-    assert (tmp_path / "latest").read_text() == "s0\n"
-
     def fn(rank):
         engine, _ = make_engine(3)
-        return engine.load_checkpoint(tmp_path)[0], engine.load_checkpoint(tmp_path, "s1")[0]
+        engine.save_checkpoint(tmp_path, "s0")
+        engine.save_checkpoint(tmp_path, "s1", save_latest=False)
+        return [engine.load_checkpoint(tmp_path, tag)[0][-2:] for tag in (None, "s1")]
 
-    first, second = run_ranks(1, fn)[0]
-    assert first.endswith("s0")
-    assert second.endswith("s1")
+    assert run_ranks(1, fn) == [["s0", "s1"]]
+    assert (tmp_path / "latest").read_text() == "s0\n"
 
 
 def test_keys_of_the_config(tmp_path) -> None:

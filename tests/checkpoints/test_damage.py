@@ -12,7 +12,7 @@ from torch import nn
 import torchloom
 from support.checkpoints import copied, flip_bit, load_all, names_in, outcome, save_steps, state_of
 from support.ranks import run_ranks
-from support.runs import make_engine, settings
+from support.runs import hears, make_engine, settings
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +133,7 @@ def test_without_a_tag_the_newest_that_verifies_is_taken(saved, tmp_path, caplog
     flip_bit(root / "global_step2" / "__1_0.distcp", 0.5)
 
     def fn(rank):
-        import logging
-
-        records = []
-        handler = logging.Handler()
-        handler.emit = lambda record: records.append(record.getMessage())
-        logging.getLogger("torchloom").addHandler(handler)
+        records = hears()
         engine, _ = make_engine(3, seed=4)
         path, _ = engine.load_checkpoint(root)
         return path, engine.global_steps, records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import warnings
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from support.checkpoints import die_at, names_in, save_steps
+from support.checkpoints import die_at, names_in, read_export, save_steps
 from support.runs import assert_equal
 from torchloom.checkpoints.contents import read_contents
 from torchloom.checkpoints.save_model import export
@@ -27,14 +25,6 @@ def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
     save_steps(root, 1, 3)
     return [read_contents(root / f"global_step{step}") for step in (1, 3)]
-
-
-def read(folder: Path) -> dict[str, torch.Tensor]:
-    """Load what is there, as readers of the format do."""
-    if (folder / "model.safetensors").exists():
-        return load_file(folder / "model.safetensors")
-    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    return {name: load_file(folder / file)[name] for name, file in places.items()}
 
 
 def is_killed_at(call: int, action) -> bool:
@@ -62,13 +52,13 @@ def test_killed_while_an_export_is_replaced(old, new, saved, tmp_path) -> None:
     first, second = saved
     export(first, tmp_path / "old", None, WHOLE)
     export(second, tmp_path / "new", None, new)
-    before, after = read(tmp_path / "old"), read(tmp_path / "new")
+    before, after = read_export(tmp_path / "old"), read_export(tmp_path / "new")
     target, seen = tmp_path / "out", set()
     for call in range(1, 200):
         export(first, target, None, old)  # also what a killed one left is cleaned up
-        assert_equal(read(target), before)
+        assert_equal(read_export(target), before)
         is_killed = is_killed_at(call, lambda: export(second, target, None, new))
-        found = read(target)
+        found = read_export(target)
         is_new = torch.equal(
             found["head.weight" if "head.weight" in found else min(found)],
             after["head.weight" if "head.weight" in after else min(after)],

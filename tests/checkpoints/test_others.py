@@ -25,7 +25,6 @@ from support.runs import assert_equal, make_engine, train, weights
 from torchloom._torch.dcp import StoredChunk, StoredTensor
 from torchloom.checkpoints.contents import Contents
 from torchloom.errors import CheckpointError
-from torchloom.shard import sharded_state_dict
 
 
 def saved(root: Any, stage: int, **rest: Any) -> Any:
@@ -98,23 +97,6 @@ def test_fsdp2_reads_weights_and_states(tmp_path) -> None:
             held = torch.cat([held, second[name].flatten()])[: value.numel()]
         assert value.numel() == 0 or value.abs().max() > 0
         assert torch.equal(value.flatten(), held), name
-
-
-def test_an_engine_reads_what_fsdp2_wrote(tmp_path) -> None:
-    def run(rank: int) -> Any:
-        peer = tricky(seed=7)
-        expected = weights(peer)
-        fully_shard(peer, mesh=init_device_mesh("cpu", (2,)))
-        dcp.save(peer.state_dict(), checkpoint_id=str(tmp_path / "theirs"))
-        engine, model = make_engine(3)
-        shards = sharded_state_dict(engine.module)
-        dcp.load(shards, checkpoint_id=str(tmp_path / "theirs"))
-        found = weights(model)
-        train(engine, rank, 1)
-        return expected, found
-
-    for expected, found in run_ranks(2, run):
-        assert_equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 import torchloom
+from support.checkpoints import read_export
 from support.models import tokens, tricky
 from support.pool import run_ranks
 from torchloom import ops
 from torchloom.errors import CheckpointError, ConfigError
 from torchloom.shard import full_state_dict
-
-
-def read(folder: Path) -> dict[str, torch.Tensor]:
-    """Load what is there, as readers of the format do."""
-    if (folder / "model.safetensors").exists():
-        return load_file(folder / "model.safetensors")
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    found = {name: load_file(folder / file)[name] for name, file in index["weight_map"].items()}
-    assert index["metadata"]["total_size"] == sum(x.nbytes for x in found.values())
-    return found
 
 
 @pytest.mark.parametrize(
@@ -51,7 +40,7 @@ def test_the_files_hold_the_whole_model(tmp_path, stage, ranks, size) -> None:
     assert {Path(path).name for path in paths} | {"config.json"} == {
         p.name for p in tmp_path.iterdir()
     }
-    stored = read(tmp_path)
+    stored = read_export(tmp_path)
     tied = {"head.weight", "again.weight", "again.bias"}
     assert stored.keys() == whole.keys() - tied
     for name, value in stored.items():
@@ -91,7 +80,7 @@ def test_dtypes_and_kinds_of_values(tmp_path) -> None:
 
     whole = run_ranks(2, fn)[0]
     whole.pop("_extra_state")
-    kept, half = read(tmp_path / "kept"), read(tmp_path / "fp16")
+    kept, half = read_export(tmp_path / "kept"), read_export(tmp_path / "fp16")
     assert kept.keys() == half.keys() == whole.keys()
     for name, value in whole.items():
         assert torch.equal(kept[name], value)

@@ -17,20 +17,14 @@ from torchloom.errors import CompileError, ConfigError
 
 
 def test_a_section_is_read_and_left_alone() -> None:  # D18
-    section = {"enabled": True, "backend": "aot_eager", "kwargs": {"dynamic": True}, "strict": True}
+    rest = {"backend": "aot_eager", "strict": True}
+    section = {"enabled": True, "kwargs": {"dynamic": True}, **rest}
     whole = {"compile": section}
     config = get_compile_config(whole)
     assert COMPILE_CONFIG == "compile"
     assert (config.enabled, config.backend, config.strict) == (True, "aot_eager", True)
     assert dict(config.kwargs) == {"dynamic": True}
-    assert whole == {
-        "compile": {
-            "enabled": True,
-            "backend": "aot_eager",
-            "kwargs": {"dynamic": True},
-            "strict": True,
-        }
-    }
+    assert whole == {"compile": {"enabled": True, "kwargs": {"dynamic": True}, **rest}}
 
 
 def test_passes_are_checked_against_the_stage() -> None:

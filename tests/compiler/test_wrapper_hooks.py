@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from torchloom.compiler import CompileConfig, CompiledModuleWrapper
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x, *, scale=1):
-        return self.linear(x) * scale
-
-
-class Counting:
-    def __init__(self) -> None:
-        self.compiles = 0
-
-    def __call__(self, gm, example_inputs):
-        self.compiles += 1
-        return gm.forward
-
-
-def wrap(backend="eager", **kwargs):
-    return CompiledModuleWrapper(
-        Model(), CompileConfig(enabled=True, backend=backend, kwargs=kwargs)
-    )
-
+from compiler.test_wrapper import Counting, Model
+from compiler.test_wrapper import wrap as wrap_both
 
 X = torch.ones(2, 4)
+
+
+def wrap(backend="eager"):
+    return wrap_both(backend=backend)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +42,10 @@ def test_hooks_with_keywords_and_those_that_always_run() -> None:
     model, calls = wrap(), []
     model(X)
     model.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {"scale": 3}), with_kwargs=True
+        lambda module, args, kwargs: (args, {"shift": 3.0}), with_kwargs=True
     )
     model.register_forward_hook(lambda *_: calls.append("always"), always_call=True)
-    assert torch.equal(model(X), model.linear(X) * 3)
+    assert torch.equal(model(X), Model.forward(model, X, shift=3.0))
     with pytest.raises(Exception):  # noqa: B017  the shapes do not fit
         model(torch.ones(2, 5))
     assert calls == ["always"] * 2
@@ -84,7 +63,7 @@ def test_backward_hooks_after_the_first_call() -> None:
 def test_forward_by_itself_is_not_compiled() -> None:
     counting = Counting()
     model = wrap(counting)
-    assert torch.equal(model.forward(X), model.linear(X))
+    assert torch.equal(model.forward(X), Model.forward(model, X))
     assert counting.compiles == 0
     model(X)
     assert model.forward.__func__ is Model.forward

@@ -10,7 +10,7 @@ from torch import nn
 
 import torchloom
 from support.pool import run_ranks
-from support.runs import settings
+from support.runs import micro_step, settings
 
 WIDTH = 16
 
@@ -60,10 +60,7 @@ def test_tied_weights_are_gathered_anew(stage, stops) -> None:
                 with pytest.raises(stops):
                     engine(batch(rank, step))
                 model.stops = None
-            loss = engine(batch(rank, step))
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+            losses.append(micro_step(engine, batch(rank, step)))
         return losses
 
     assert run_ranks(2, fn, True) == run_ranks(2, fn, False)
@@ -79,13 +76,7 @@ def test_a_pass_inside_of_a_pass_keeps_what_the_outer_one_has() -> None:
     def fn(rank, stage):
         torch.manual_seed(0)
         engine = torchloom.initialize(model=Nested(), config=settings(stage))[0]
-        losses = []
-        for step in range(3):
-            loss = engine(batch(rank, step))
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
-        return losses
+        return [micro_step(engine, batch(rank, step)) for step in range(3)]
 
     for losses, expected in zip(run_ranks(2, fn, 3), run_ranks(2, fn, 0), strict=True):
         assert losses == pytest.approx(expected, rel=1e-5)
@@ -108,10 +99,7 @@ def test_compiled_weights_are_not_read_before_they_are_written(shared) -> None:
             if aborts and step == 2:
                 with pytest.raises(ValueError, match="bad batch"):
                     engine(x * float("nan"))
-            loss = engine(x)
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+            losses.append(micro_step(engine, x))
         return losses
 
     assert run_ranks(2, fn, True) == run_ranks(2, fn, False)

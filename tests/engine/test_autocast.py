@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import torchloom
 from support.models import VOCAB, tokens
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.errors import ConfigError
 from torchloom.runtime.communicator import Communicator
 
@@ -70,18 +71,8 @@ def train(
     if in_config:
         rest["torch_autocast"] = {"enabled": True, **rest.get("torch_autocast", {})}
     model = Decoder()
-    engine = torchloom.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 3,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "fused": False}},
-            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-            "steps_per_print": float("inf"),
-            **rest,
-        },
-    )[0]
-    if backend is not None:
-        engine.compile(backend=backend)
+    adamw = {"type": "AdamW", "params": {"lr": 1e-2, "fused": False}}
+    engine = sharded(model, stage, optimizer=adamw, backend=backend, **rest)
     gathered: Counter[tuple[str, torch.dtype]] = Counter()
     begin = Communicator.begin_gather
 

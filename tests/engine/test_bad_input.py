@@ -11,7 +11,7 @@ from torch import nn
 import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
-from support.runs import make_engine, settings, train
+from support.runs import make_engine, micro_step, settings, train
 from torchloom.errors import (
     AgreementError,
     CheckpointError,
@@ -70,10 +70,7 @@ def test_graphs_that_differ_between_ranks_run_where_their_collectives_agree() ->
     def fn(rank):
         engine, *_ = torchloom.initialize(model=Forked(rank), config=settings())
         engine.compile(backend="aot_eager")
-        loss = engine(torch.ones(2, 8))
-        engine.backward(loss)
-        engine.step()
-        return loss.item()
+        return micro_step(engine, torch.ones(2, 8))
 
     assert run_ranks(2, fn) == [128.0, 144.0]
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import torchloom
 from support.memory import measure
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from support.zoo import Attention, Block, Norm, SwiGlu
 from torchloom.pipeline import PRESETS
 
@@ -56,16 +56,15 @@ class Run:
 def train(rank: int, stage: int, backend: str, *, tied: bool, chunks: bool, dtype: str) -> Run:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 2,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "steps_per_print": float("inf"),
-        "compile": {"strict": True},
+    engine = sharded(
+        Causal(tied=tied),
+        stage,
+        batch=2,
+        optimizer=SGD,
+        gradient_accumulation_steps=2,
+        compile={"strict": True},
         **({dtype: {"enabled": True}} if dtype else {}),
-    }
-    engine, *_ = torchloom.initialize(model=Causal(tied=tied), config=config)
+    )
     first, *rest = PRESETS[stage]
     rows = [(first, {"chunk_bytes": 20 * CLASSES * 4})] if chunks else []
     engine.compile(backend=backend, passes=[*rows, *rest])
@@ -107,19 +106,10 @@ def test_weights_are_those_of_all_logits(stage: int) -> None:
 def planned(rank: int, classes: int, budget: int, chunks: bool = True) -> tuple[int, int, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "steps_per_print": float("inf"),
-        "compile": {
-            "strict": True,
-            "memory_budget": budget,
-            "chunk_loss": "auto" if chunks else "never",
-        },
-    }
+    chunking = "auto" if chunks else "never"
+    compiling = {"strict": True, "memory_budget": budget, "chunk_loss": chunking}
     model = Causal(tied=False, classes=classes, returns=False)
-    engine, *_ = torchloom.initialize(model=model, config=config)
-    engine.compile(backend="aot_eager")
+    engine = sharded(model, 0, optimizer=SGD, backend="aot_eager", compile=compiling)
     ids = torch.randint(0, classes, (2, LENGTH))
 
     def micro() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from engine.test_parts_in_python import SGD, sharded
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 
 WIDTH = 7
 

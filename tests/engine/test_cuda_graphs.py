@@ -20,6 +20,7 @@ import torchloom
 from support.cuda_graphs import Seen, standing_in
 from support.gpu import gpu, on_gpu_too, one_rank
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom._torch.cuda_graphs import pool_of
 from torchloom.capture import recorded
 from torchloom.capture.recorded import RECORDED, RecordedGraph
@@ -66,17 +67,14 @@ def ids_of(step: int, rank: int, batch: int = 3) -> Tensor:
 
 
 def engine_of(model: nn.Module, stage: int, micro_steps: int = 1, **compiling: Any) -> Any:
-    engine, *_ = torchloom.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 3,
-            "gradient_accumulation_steps": micro_steps,
-            "gradient_clipping": 1.0,
-            "steps_per_print": float("inf"),
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
-            "compile": {"strict": True, "backend": "aot_eager", **compiling},
-        },
+    engine = sharded(
+        model,
+        stage,
+        threshold=20,
+        optimizer={"type": "AdamW", "params": {"lr": 1e-2}},
+        gradient_accumulation_steps=micro_steps,
+        gradient_clipping=1.0,
+        compile={"strict": True, "backend": "aot_eager", **compiling},
     )
     engine.compile()
     return engine

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import SGD, sharded
+from torchloom.engine import Engine
 
 WIDTH = 6
 
@@ -24,19 +25,8 @@ class Part(nn.Module):
         return x if inner is None else inner(torch.tanh(x))
 
 
-def started(net: nn.Module, stage: int, **offload):
-    config = {
-        "train_micro_batch_size_per_gpu": 3,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {
-            "stage": stage,
-            "stage3_param_persistence_threshold": 0,
-            **offload,
-        },
-    }
-    engine = torchloom.initialize(model=net, config=config)[0]
-    engine.compile(backend="aot_eager")
-    return engine
+def started(net: nn.Module, stage: int, **offload: object) -> Engine:
+    return sharded(net, stage, optimizer=SGD, backend="aot_eager", zero=offload)
 
 
 def batch(step: int, rank: int | None = None) -> torch.Tensor:

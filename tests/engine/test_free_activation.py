@@ -10,6 +10,7 @@ import torch
 import torchloom
 from support.memory import measure
 from support.pool import run_ranks
+from support.runs import sharded
 from support.zoo import ZOO, Mlp
 from torchloom.memory import measure_peak
 
@@ -23,12 +24,7 @@ def keeps(gm, inputs):
 
 def made(model, options: dict[str, Any]) -> torchloom.Engine:
     torch._dynamo.reset()
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10},
-        "compile": {"strict": True, **options},
-    }
-    engine, *_ = torchloom.initialize(model=model, config=config)
+    engine = sharded(model, batch=1, threshold=10, compile={"strict": True, **options})
     engine.compile(backend=options.get("backend", keeps))
     return engine
 

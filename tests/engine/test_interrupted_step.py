@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 
 WIDTH = 7
 
@@ -31,14 +31,7 @@ def test_a_hook_that_raises(stage, backend):
         for is_interrupted in (True, False):
             torch.manual_seed(0)
             net = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, 3))
-            config = {
-                "train_micro_batch_size_per_gpu": 3,
-                "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
-                "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-            }
-            engine = torchloom.initialize(model=net, config=config)[0]
-            if backend:
-                engine.compile(backend=backend)
+            engine = sharded(net, stage, optimizer=SGD, backend=backend)
 
             def stop(*_args: object) -> None:
                 raise StopError

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
 
 
 class Late(nn.Module):
@@ -44,16 +44,8 @@ def plain(kind: str, params: dict[str, float]) -> list[torch.Tensor]:
 def test_first_gradients_that_come_late(stage: int, offload: dict[str, str]) -> None:
     def run(rank, kind, params):
         model = Late()
-        config = {
-            "train_micro_batch_size_per_gpu": 3,
-            "optimizer": {"type": kind, "params": params},
-            "zero_optimization": {
-                "stage": stage,
-                "stage3_param_persistence_threshold": 0,
-                "offload_optimizer": offload,
-            },
-        }
-        engine = torchloom.initialize(model=model, config=config)[0]
+        section = {"type": kind, "params": params}
+        engine = sharded(model, stage, optimizer=section, zero={"offload_optimizer": offload})
         for both in USED:
             engine.backward(engine(X[3 * rank : 3 * rank + 3], both))
             engine.step()

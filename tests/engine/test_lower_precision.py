@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.loop.precision import cast_inputs
 
 LOWER = torch.bfloat16
@@ -40,15 +40,8 @@ def batch(step: int, rank: int) -> torch.Tensor:
 def run(rank: int, stage: int, backend: str | None, **precision: Any) -> list[torch.Tensor]:
     torch._dynamo.reset()
     model = Normed()
-    config = {
-        "train_micro_batch_size_per_gpu": 4,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        **precision,
-    }
-    engine = torchloom.initialize(model=model, config=config)[0]
-    if backend:
-        engine.compile(backend=backend)
+    sgd = {"type": "SGD", "params": {"lr": 0.01}}
+    engine = sharded(model, stage, optimizer=sgd, backend=backend, **precision)
     for step in range(3):
         out = engine(batch(step, rank))
         engine.backward(out.float().square().mean() + out.float()[:, 0].mean())

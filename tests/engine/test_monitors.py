@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import os
 import resource
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
-from support.runs import make_engine, settings, train
+from support.runs import hears, make_engine, settings, train
 from torchloom.config import load_config
 from torchloom.config.monitors import require_packages
 from torchloom.errors import ConfigError
@@ -34,15 +33,9 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def warnings_of(fn) -> list[str]:
-    told: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("torchloom").addHandler(handler)
-    try:
-        fn()
-    finally:
-        logging.getLogger("torchloom").removeHandler(handler)
-    return told
+    told = hears()
+    fn()
+    return [*told]
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-import torchloom
 from support.fuzzing import fuzzed
 from support.models import tokens
 from support.pool import run_ranks
-from support.runs import assert_equal, make_engine, train, weights
+from support.runs import ADAMW, assert_equal, make_engine, micro_step, sharded, train, weights
 from support.zoo import ZOO, llama
-from torchloom.engine import Engine
 from torchloom.errors import PlanError
 from torchloom.memory import measure_peak
 from torchloom.plan import Plan
 from torchloom.runtime import mover_of
 
 OFFLOAD = {"offload_activation": True, "offload_activation_threshold": 1}
+STRICT = {"strict": True}
 ALL = {**OFFLOAD, "offload_opt_states": True}
 
 
@@ -93,21 +92,12 @@ def test_inductor_moves_what_it_would_lay_out_otherwise(stage: int) -> None:
     def fn(rank, **options):
         torch._dynamo.reset()
         torch.manual_seed(4)
-        config = {
-            "train_micro_batch_size_per_gpu": 5,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-            "zero_optimization": {"stage": stage},
-            "compile": {"strict": True, **options},
-        }
-        engine, *_ = torchloom.initialize(model=Transposed(), config=config)
+        engine = sharded(
+            Transposed(), stage, batch=5, optimizer=ADAMW, compile={**STRICT, **options}
+        )
         engine.compile()
         generator = torch.Generator().manual_seed(rank)
-        losses = []
-        for _ in range(3):
-            loss = engine(torch.randn(5, 7, 46, generator=generator))
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+        losses = [micro_step(engine, torch.randn(5, 7, 46, generator=generator)) for _ in range(3)]
         moved = engine.move_stats().offloaded_bytes
         engine.destroy()
         return losses, moved
@@ -127,17 +117,11 @@ class Measured:
         total.peak, total.in_flight_peak = total.used, total.in_flight
         torch.manual_seed(3)
         model, _ = llama(2, 32, 4, 2)
-        compile = {"backend": "aot_eager", "strict": True, **options}
         if budget is not None:
-            compile["memory_budget"] = budget
-        config = {
-            "train_micro_batch_size_per_gpu": 2,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "foreach": True}},
-            "zero_optimization": {"stage": 3},
-            "compile": compile,
-        }
-        engine: Engine
-        engine, *_ = torchloom.initialize(model=model, config=config)
+            options["memory_budget"] = budget
+        adamw = {"type": "AdamW", "params": {"lr": 1e-3, "foreach": True}}
+        compiling = {"backend": "aot_eager", **STRICT, **options}
+        engine = sharded(model, batch=2, optimizer=adamw, compile=compiling)
         engine.compile()
         generator = torch.Generator().manual_seed(rank)
         self.losses: list[float] = []
@@ -263,12 +247,8 @@ def test_models_of_all_kinds(name: str) -> None:
             torch._dynamo.reset()
             torch.manual_seed(7)
             model, batch = ZOO[name]()
-            config = {
-                "train_micro_batch_size_per_gpu": 1,
-                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10},
-                "compile": {"backend": "aot_eager", "strict": True, **options},
-            }
-            engine, *_ = torchloom.initialize(model=model, config=config)
+            compiling = {"backend": "aot_eager", **STRICT, **options}
+            engine = sharded(model, batch=1, threshold=10, compile=compiling)
             engine.compile()
             with fuzzed(seed=3, most_s=1e-3):
                 for _ in range(2):

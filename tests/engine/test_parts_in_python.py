@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 import torchloom
 from support.memory import measure
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 
 WIDTH = 192
 WEIGHT_BYTES = WIDTH * WIDTH * 4
@@ -45,19 +44,6 @@ class Hooked(Traced):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
             return torch.relu(self.lin(x)) + x
-
-
-def sharded(model: nn.Module, *, stage: int = 3, batch: int = 3, **sections: object) -> Any:
-    """Return an engine that cuts every weight of `model`, small ones as well."""
-    config = {
-        "train_micro_batch_size_per_gpu": batch,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        **sections,
-    }
-    return torchloom.initialize(model=model, config=config)[0]
-
-
-SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
 
 def train(
@@ -167,14 +153,6 @@ def test_checkpoints_around_an_engine_keep_no_activations(backend) -> None:
         assert abs(same) < 1e-6
         assert less < 0
         assert kept < 3 * 64 * WIDTH * 4  # the output and its square
-
-
-class Clamped(Traced):
-    @torch.compiler.disable
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.lin.weight.clamp_(-0.01, 0.01)
-        return torch.relu(self.lin(x))
 
 
 def test_evaluation_keeps_nothing_and_hooks_end_with_the_call() -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import torchloom
 from support import zoo
 from support.checkpointed_layers import Checkpointed
 from support.equal_layers import Dropouts, Mixed, Residual, Tops
 from support.memory import measure
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from torchloom.errors import TorchloomError
 
 STEPS = 2
@@ -62,15 +62,7 @@ def train(
     compiling: dict[str, Any] = {"strict": True, "regions": regions, "memory_budget": budget}
     if plan is not None:
         compiling["plan"] = plan
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        "steps_per_print": float("inf"),
-        "compile": compiling,
-    }
-    engine, *_ = torchloom.initialize(model=model, config=config)
-    engine.compile(backend=backend)
+    engine = sharded(model, stage, batch=2, optimizer=SGD, backend=backend, compile=compiling)
 
     def micro() -> Tensor:
         own = tuple(each if each.dtype is torch.long else each + 0.1 * rank for each in batch)
@@ -169,17 +161,8 @@ def beside_plan(*, regions: bool) -> tuple[list[list[int]], int]:
     """Return calls, and what is measured beside the plan of the second of two batches of other sizes."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    engine, *_ = torchloom.initialize(
-        model=Tops(),
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
-            "zero_optimization": {"stage": 0},
-            "steps_per_print": float("inf"),
-            "compile": {"strict": True, "regions": regions, "memory_budget": BOUNDLESS},
-        },
-    )
-    engine.compile(backend="aot_eager")
+    compiling = {"strict": True, "regions": regions, "memory_budget": BOUNDLESS}
+    engine = sharded(Tops(), 0, optimizer=SGD, backend="aot_eager", compile=compiling)
 
     def micro(batch: Tensor) -> None:
         engine.backward(engine(batch))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import torchloom
 from support.models import SMALL_BUCKETS, Deep
 from support.pool import run_ranks
+from support.runs import ADAMW, micro_step, sharded
 from torchloom.errors import AgreementError
 from torchloom.plan import Plan
 
@@ -21,29 +21,22 @@ def train(rank: int, rows, stage: int, budget=None, **options) -> tuple[list[flo
     section = {"deepcompile": True, "backend": "aot_eager", "strict": True, **options}
     if budget is not None:
         section["memory_budget"] = budget
-    engine = torchloom.initialize(
-        model=Deep(),
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "gradient_accumulation_steps": ACCUMULATION,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-            "zero_optimization": {
-                "stage": stage,
-                "stage3_param_persistence_threshold": 0,
-                **SMALL_BUCKETS,
-            },
-            "compile": section,
-        },
-    )[0]
+    engine = sharded(
+        Deep(),
+        stage,
+        batch=2,
+        optimizer=ADAMW,
+        zero=SMALL_BUCKETS,
+        gradient_accumulation_steps=ACCUMULATION,
+        compile=section,
+    )
     engine.compile()
     generator = torch.Generator().manual_seed(rank)
-    losses = []
-    for sizes in rows:
-        for _ in range(ACCUMULATION):
-            loss = engine(torch.randn(sizes[rank], 37, generator=generator))
-            engine.backward(loss)
-            losses.append(loss.item())
-            engine.step()
+    losses = [
+        micro_step(engine, torch.randn(sizes[rank], 37, generator=generator))
+        for sizes in rows
+        for _ in range(ACCUMULATION)
+    ]
     return losses, engine.plan() if budget is not None else None
 
 

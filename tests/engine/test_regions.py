@@ -15,9 +15,9 @@ from unittest import mock
 import torch
 from torch import fx, nn
 
-import torchloom
 from support import zoo
 from support.pool import run_ranks
+from support.runs import ADAMW, SGD, micro_step, sharded
 from torchloom.graph import GraphPass, PassContext
 from torchloom.regions import body, halves
 
@@ -60,29 +60,15 @@ def engine_of(
 ) -> Any:
     torch.manual_seed(0)
     model, batch = make()
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {
-            "stage": 3,
-            "stage3_param_persistence_threshold": 0,
-            "allgather_bucket_size": 5000,
-            "reduce_bucket_size": 5000,
-            "stage3_prefetch_bucket_size": 10000,
-        },
-        "steps_per_print": float("inf"),
-        "compile": {"strict": True, **options},
+    buckets = {
+        "allgather_bucket_size": 5000,
+        "reduce_bucket_size": 5000,
+        "stage3_prefetch_bucket_size": 10000,
     }
-    engine, *_ = torchloom.initialize(model=model, config=config)
+    compiling = {"strict": True, **options}
+    engine = sharded(model, batch=2, optimizer=ADAMW, zero=buckets, compile=compiling)
     engine.compile(backend=backend, passes=passes)
     return engine, batch
-
-
-def step(engine: Any, batch: Any) -> float:
-    loss = engine(*batch)
-    engine.backward(loss)
-    engine.step()
-    return loss.item()
 
 
 @contextlib.contextmanager
@@ -123,7 +109,7 @@ def test_a_body_is_traced_once_split_once_and_lowered_twice() -> None:
                 assert (session.report.phase is None) == (name == "")
 
             with mock.patch.object(session, "tell_phase", note):
-                losses = [step(engine, batch) for _ in range(2)]
+                losses = [micro_step(engine, *batch) for _ in range(2)]
         report = engine.compile_report()
         (graph,) = report.graphs
         assert report.fallbacks == []
@@ -158,7 +144,8 @@ def test_inductor_lowers_as_many_nodes_for_many_layers_as_for_few() -> None:
             return call(self, target, *args)
 
         with mock.patch.object(GraphLowering, "call_function", counting):
-            step(*engine_of(lambda: deep(layers=layers), "inductor"))
+            engine, batch = engine_of(lambda: deep(layers=layers), "inductor")
+            micro_step(engine, *batch)
         return count
 
     def run(rank: int, folder: str) -> Any:
@@ -179,7 +166,7 @@ def schedule(folder: str, kind: str) -> str:
 def test_gathers_run_ahead_of_layers_and_reductions_behind_them(golden: Any) -> None:
     def run(rank: int, folder: str) -> None:
         engine, batch = engine_of(lambda: llama(6), dump_graphs=folder)
-        step(engine, batch)
+        micro_step(engine, *batch)
         (region,) = engine.compile_report().graphs[0].regions
         assert region.layers == tuple(f"blocks.{n}" for n in range(6))
 
@@ -201,7 +188,7 @@ def test_passes_of_users_see_whole_graphs_unless_they_say_otherwise() -> None:
 
             own = GraphPass(name="count", fn=count, stage="joint", sees_regions=sees_regions)
             engine, batch = engine_of(deep, passes=["z3", own])
-            step(engine, batch)
+            micro_step(engine, *batch)
             (graph,) = engine.compile_report().graphs
             assert bool(graph.regions) == sees_regions
             if sees_regions:
@@ -223,7 +210,7 @@ def test_calls_without_gradients_run_the_same_layers() -> None:
             for _ in range(2):
                 with torch.no_grad():
                     values.append(engine(*batch).item())
-                values.append(step(engine, batch))
+                values.append(micro_step(engine, *batch))
             found.append(values)
             calls = [len(e.layers) for g in engine.compile_report().graphs for e in g.regions]
             assert calls == ([LAYERS, LAYERS] if regions else [])
@@ -237,9 +224,9 @@ def test_two_engines_of_one_process_have_bodies_of_one_name() -> None:
         losses = []
         for seed in (0, 1):
             engine, batch = engine_of(lambda seed=seed: deep(seed))
-            losses.append((engine, [step(engine, batch)]))
+            losses.append((engine, [micro_step(engine, *batch)]))
         for engine, own in losses:
-            own.append(step(engine, batch))
+            own.append(micro_step(engine, *batch))
             assert own[1] < own[0]
             assert [len(e.layers) for g in engine.compile_report().graphs for e in g.regions] == [4]
 
@@ -255,21 +242,12 @@ def test_weights_under_autocast_are_gathered_in_the_lower_dtype() -> None:
             torch._dynamo.reset()
             torch.manual_seed(0)
             model, batch = zoo.llama(layers=LAYERS, dim=32, kv_heads=4)
-            config = {
-                "train_micro_batch_size_per_gpu": 2,
-                "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
-                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-                "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
-                "steps_per_print": float("inf"),
-                "compile": {
-                    "strict": True,
-                    "regions": regions,
-                    "dump_graphs": f"{folder}/{regions}",
-                },
-            }
-            engine, *_ = torchloom.initialize(model=model, config=config)
-            engine.compile(backend="aot_eager")
-            losses = [step(engine, batch) for _ in range(2)]
+            dumps = {"strict": True, "regions": regions, "dump_graphs": f"{folder}/{regions}"}
+            autocast = {"enabled": True, "dtype": "bfloat16"}
+            engine = sharded(
+                model, optimizer=SGD, backend="aot_eager", torch_autocast=autocast, compile=dumps
+            )
+            losses = [micro_step(engine, *batch) for _ in range(2)]
             with torch.no_grad():
                 losses.append(engine(*batch).item())
             report = engine.compile_report()

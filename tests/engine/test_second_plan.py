@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from torch import nn
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch.utils.checkpoint import checkpoint
 
-import torchloom
 from support.ranks import run_ranks
+from support.runs import ADAMW, hears, micro_step, sharded
 from torchloom import events
 from torchloom.engine import Engine
 from torchloom.errors import PassError
@@ -49,48 +48,29 @@ class Broken(Checkpointed):
 
 def start(model: nn.Module, replan_step: int, **options: Any) -> Engine:
     torch._dynamo.reset()
-    engine = torchloom.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 4,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-            "compile": {
-                "backend": "aot_eager",
-                "memory_budget": "1GB",
-                "replan_step": replan_step,
-                "strict": True,
-                **options,
-            },
-        },
-    )[0]
+    compiling = {
+        "backend": "aot_eager",
+        "memory_budget": "1GB",
+        "replan_step": replan_step,
+        "strict": True,
+        **options,
+    }
+    engine = sharded(model, batch=4, optimizer=ADAMW, compile=compiling)
     engine.compile()
     return engine
 
 
 def train(engine: Engine, rank: int, steps: int = 4, batch: int = 4) -> list[float]:
     found = []
-    for step in range(steps):
-        torch.manual_seed(100 * step + rank)
-        loss = engine(torch.randn(batch, 64))
-        engine.backward(loss)
-        engine.step()
-        found.append(loss.item())
+    for number in range(steps):
+        torch.manual_seed(100 * number + rank)
+        found.append(micro_step(engine, torch.randn(batch, 64)))
     return found
 
 
 def losses(rank: int, replan_step: int) -> list[float]:
     torch.manual_seed(0)
     return train(start(Checkpointed(), replan_step), rank)
-
-
-def hears(name: str) -> list[str]:
-    """Return what is logged under a name from now on."""
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(name).addHandler(handler)
-    return heard
 
 
 def test_recorders_hear_that_the_plan_was_reviewed() -> None:
@@ -148,23 +128,25 @@ def breaks(
         ((0, 1), 0, 9, {}),
         ((1,), 1, 1, {"backend": "inductor"}),
         ((1,), 1, 1, {"strict": False}),
+        ((1,), 0, 1, {"kwargs": {"dynamic": False}}),  # of the rank with the larger batch
     ],
 )
 def test_a_second_plan_that_does_not_compile_leaves_the_first(
     ranks: tuple[int, ...], graph: int, times: int, options: dict[str, Any]
 ) -> None:
     def fn(rank):
+        rows = 4 + 4 * rank * ("kwargs" in options)
         torch.manual_seed(0)
-        once = train(start(Broken(), 0, **options), rank, 1)
+        once = train(start(Broken(), 0, **options), rank, 1, rows)
         heard = hears("torchloom.pipeline.ragged")
         torch.manual_seed(0)
         engine = start(Broken(), 2, **options)
-        first = train(engine, rank, 1)
+        first = train(engine, rank, 1, rows)
         plan = engine.plan()
         breaks(rank, ranks, graph, times, PassError if "strict" in options else RuntimeError)
-        train(engine, rank, 4)
+        train(engine, rank, 4, rows)
         num_graphs = len(engine.compile_report().graphs)
-        train(engine, rank, 3)
+        train(engine, rank, 3, rows)
         same_graphs = num_graphs == len(engine.compile_report().graphs)
         return once == first, heard, plan == engine.plan(), same_graphs
 
@@ -188,19 +170,6 @@ def test_a_second_plan_that_compiles_is_kept() -> None:
         return len(engine.compile_report().graphs), compiled.session.trial is None
 
     assert run_ranks(2, fn) == [(4, True)] * 2
-
-
-def test_ranks_with_batches_of_different_sizes_keep_the_first_plan_together() -> None:
-    def fn(rank):
-        breaks(rank, (1,), 0, 1)  # the rank with the larger batch, whose plan the other waits for
-        torch.manual_seed(0)
-        engine = start(Broken(), 2, kwargs={"dynamic": False})
-        heard = hears("torchloom.pipeline.ragged")
-        return len(train(engine, rank, 5, 4 + 4 * rank)), heard
-
-    for steps, heard in run_ranks(2, fn):
-        assert steps == 5
-        assert len(heard) == 1
 
 
 def test_a_graph_that_torch_captures_again_is_compared_all_the_same() -> None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.errors import ShardError
+
+ADAMW = {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.1}}
 
 
 def models() -> tuple[nn.Module, nn.Module]:
@@ -16,15 +18,6 @@ def models() -> tuple[nn.Module, nn.Module]:
     first, second = nn.Linear(7, 5), nn.Linear(7, 5, bias=False)
     second.weight = first.weight
     return nn.Sequential(first), nn.Sequential(second, nn.Tanh())
-
-
-def started(net: nn.Module, stage: int):
-    config = {
-        "train_micro_batch_size_per_gpu": 3,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.1}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-    }
-    return torchloom.initialize(model=net, config=config)[0]
 
 
 def batch(step: int, rank: int | None = None) -> torch.Tensor:
@@ -47,7 +40,9 @@ def plain() -> list[torch.Tensor]:
 def test_what_stays_whole_is_trained_by_both(stages: tuple[int, int]) -> None:
     def fn(rank):
         both = models()
-        engines = [started(net, stage) for net, stage in zip(both, stages, strict=True)]
+        engines = [
+            sharded(net, stage, optimizer=ADAMW) for net, stage in zip(both, stages, strict=True)
+        ]
         for step in range(6):
             engine = engines[step % 2]
             engine.backward(engine(batch(step, rank)).square().mean())
@@ -66,9 +61,9 @@ def test_what_is_cut_is_refused(stages: tuple[int, int], frozen: bool) -> None:
     def fn(rank):
         first, second = models()
         first[0].weight.requires_grad_(not frozen)
-        engine = started(first, stages[0])
+        engine = sharded(first, stages[0], optimizer=ADAMW)
         with pytest.raises(ShardError, match=r"^the parameter '0\.weight' is ") as caught:
-            started(second, stages[1])
+            sharded(second, stages[1], optimizer=ADAMW)
         text = str(caught.value)
         assert "\n" not in text
         engine.backward(engine(batch(0, rank)).square().mean())
@@ -82,23 +77,23 @@ def test_what_is_cut_is_refused(stages: tuple[int, int], frozen: bool) -> None:
 def test_whoever_let_go_does_not_count() -> None:
     def fn(rank):
         first, second = models()
-        engine = started(first, 1)
+        engine = sharded(first, 1, optimizer=ADAMW)
         del engine, first
-        engine = started(second, 3)
+        engine = sharded(second, 3, optimizer=ADAMW)
         engine.backward(engine(batch(0, rank)).square().mean())
         engine.step()
 
         first, second = models()
-        engine = started(first, 3)
+        engine = sharded(first, 3, optimizer=ADAMW)
         engine.unshard()
-        started(second, 3)
+        sharded(second, 3, optimizer=ADAMW)
 
         first, second = models()
-        engine = started(first, 3)
+        engine = sharded(first, 3, optimizer=ADAMW)
         engine.destroy()
         del engine, first  # what is left is a piece
         with pytest.raises(ShardError, match="is a shard"):
-            started(second, 0)
+            sharded(second, 0, optimizer=ADAMW)
         return True
 
     assert run_ranks(2, fn) == [True, True]
@@ -107,9 +102,9 @@ def test_whoever_let_go_does_not_count() -> None:
 def test_a_module_of_another_engine_inside() -> None:
     def fn(rank):
         inner = nn.Sequential(nn.Linear(5, 5))
-        started(inner, 0)
+        sharded(inner, 0, optimizer=ADAMW)
         with pytest.raises(ShardError, match="another model"):
-            started(nn.Sequential(inner, nn.Tanh()), 3)
+            sharded(nn.Sequential(inner, nn.Tanh()), 3)
         return True
 
     assert run_ranks(2, fn) == [True, True]

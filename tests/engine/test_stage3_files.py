@@ -10,6 +10,7 @@ import torch
 import torchloom
 from support.models import tokens, tricky
 from support.pool import run_ranks
+from support.runs import micro_step
 from support.stage3_files import SHAPES, Tree, filled
 from torchloom.shard import local_shard
 
@@ -55,10 +56,7 @@ def test_two_steps(name):
         )
         found = []
         while engine.global_steps < 2:
-            loss = engine(tokens(engine.micro_steps, rank))
-            engine.backward(loss)
-            engine.step()
-            found.append(loss.item())
+            found.append(micro_step(engine, tokens(engine.micro_steps, rank)))
         assert engine.skipped_steps == 0
         return found, sum(local_shard(param).numel() for param in model.parameters())
 

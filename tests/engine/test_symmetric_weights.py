@@ -142,7 +142,19 @@ def reload(model, rank, engine) -> None:
     model.load_state_dict(halves)
 
 
-@pytest.mark.parametrize("write", [scale, scale_data, surgery, reload])
+def swap(model, rank, engine) -> float:
+    """Other data for an evaluation, and back."""
+    own = [param.data for param in model.parameters()]
+    for param in model.parameters():
+        param.data = param.data * 0.25
+    with torch.no_grad():
+        evaluated = engine(tokens(7, rank)).item()
+    for param, data in zip(model.parameters(), own, strict=True):
+        param.data = data
+    return evaluated
+
+
+@pytest.mark.parametrize("write", [scale, scale_data, surgery, reload, swap])
 @pytest.mark.parametrize("precision", [{}, {"bf16": {"enabled": True}}])
 def test_whoever_writes_all_ranks_read_it(write, precision) -> None:
     def fn(rank):
@@ -156,32 +168,10 @@ def test_whoever_writes_all_ranks_read_it(write, precision) -> None:
                     with torch.no_grad():  # reads, then writes, with nothing in between
                         seen.append(engine(tokens(100 + turn, rank)).item())
                 sometimes_late(rank, turn + 1)
-                write(model, rank, engine)
+                seen.append(write(model, rank, engine))
                 sometimes_late(rank, turn)
                 seen += train(engine, rank, 1, first=turn)
             runs.append((seen, model.state_dict()))
-        (plain, want), (shared, got) = runs
-        return plain == shared, all(torch.equal(want[key], got[key]) for key in want)
-
-    assert run_ranks(2, fn) == [(True, True)] * 2
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_data_that_are_swapped_for_others_and_back(backend: str) -> None:
-    def fn(rank):
-        runs = []
-        for options in (PLAIN, SHARED):
-            engine, model = compiled(options, backend)
-            train(engine, rank, 2)
-            params = list(model.parameters())
-            own = [param.data for param in params]
-            for param in params:
-                param.data = param.data * 0.25
-            with torch.no_grad():
-                swapped = engine(tokens(7, rank)).item()
-            for param, data in zip(params, own, strict=True):
-                param.data = data
-            runs.append(([swapped, *train(engine, rank, 2, first=2)], model.state_dict()))
         (plain, want), (shared, got) = runs
         return plain == shared, all(torch.equal(want[key], got[key]) for key in want)
 
@@ -282,16 +272,6 @@ def test_a_destroyed_engine_leaves_a_model_that_works_and_no_memory() -> None:
         assert close
         assert same
         assert after < before
-
-
-def test_two_engines_at_once() -> None:
-    def fn(rank):
-        first, second = compiled(SHARED)[0], compiled(SHARED, seed=3)[0]
-        mixed = [train(e, rank, 1, first=turn) for turn in range(3) for e in (first, second)]
-        alone = [compiled(PLAIN)[0], compiled(PLAIN, seed=3)[0]]
-        return mixed == [train(e, rank, 1, first=turn) for turn in range(3) for e in alone]
-
-    assert run_ranks(2, fn) == [True, True]
 
 
 def test_too_little_memory_for_the_weights_is_said_and_they_are_copied(caplog) -> None:

@@ -10,30 +10,6 @@ from support.pool import run_ranks
 from support.runs import make_engine, train
 
 
-def test_wandb_takes_metrics_and_the_section_starts_a_run(tmp_path) -> None:
-    pytest.importorskip("wandb")
-
-    def fn(rank):
-        os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
-        engine, _ = make_engine(3, wandb={"enabled": True, "project": "p"})
-        if rank == 0:
-            import wandb
-
-            run = wandb.run
-            engine.log_to(lambda metrics, step: wandb.log(metrics), prefix="own/")
-        train(engine, rank, 3)
-        if rank != 0:
-            return None
-        summary = dict(run.summary)
-        wandb.finish()
-        return run.project, summary
-
-    (project, found), none = run_ranks(2, fn)
-    assert project == "p" and none is None
-    assert found["Train/Samples/train_loss"] == found["torchloom/loss"] > 1
-    assert found["own/grad_norm"] > 0
-
-
 def test_wandb_log_and_mlflow_log_metrics_are_passed_as_they_are(tmp_path) -> None:
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import torchloom
-from engine.test_parts_in_python import SGD, sharded
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from torchloom.errors import CompileError, ShardError
 from torchloom.shard import gathered
 

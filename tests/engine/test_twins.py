@@ -10,6 +10,7 @@ from torch import nn
 
 import torchloom
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from torchloom.shard import layout_of
 
 WIDTH = 10
@@ -48,30 +49,20 @@ def plain() -> float:
     return float(loss.detach())
 
 
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 6,
-    "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-}
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("has_engines", [False, True])
 def test_one_inside_the_other_has_its_own_weights(has_engines: bool, is_compiled: bool) -> None:
     def fn(rank):
-        def sharded(model):
+        def cut(model):
             if has_engines:
-                engine = torchloom.initialize(model=model, config=CONFIG)[0]
-                if is_compiled:
-                    engine.compile(backend="eager")
-                return engine
+                return sharded(model, optimizer=SGD, backend="eager" if is_compiled else None)
             model = torchloom.shard_model(model, stage=3, persistence_threshold=0)
             if is_compiled:
                 torchloom.compile(model, backend="eager")
             return model
 
-        teacher = sharded(Student(None, seed=2))
-        student = sharded(Student(teacher, seed=1))
+        teacher = cut(Student(None, seed=2))
+        student = cut(Student(teacher, seed=1))
         loss = student(batch())
         student.backward(loss) if has_engines else loss.backward()
         return float(loss.detach())
@@ -82,9 +73,7 @@ def test_one_inside_the_other_has_its_own_weights(has_engines: bool, is_compiled
 
 def test_engines_count_their_own_communication() -> None:
     def fn(rank):
-        engines = [
-            torchloom.initialize(model=Student(None, seed), config=CONFIG)[0] for seed in (1, 2)
-        ]
+        engines = [sharded(Student(None, seed), optimizer=SGD) for seed in (1, 2)]
         before = [engine.comm_stats() for engine in engines]
         engines[1](batch())
         after = [engine.comm_stats() for engine in engines]

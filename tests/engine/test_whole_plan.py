@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import torchloom
 from support.models import SMALL_BUCKETS, Deep
 from support.pool import run_ranks
+from support.runs import ADAMW, sharded
 from support.zoo import ZOO
+from torchloom.engine import Engine
 from torchloom.errors import PlanError
 from torchloom.memory import measure_peak
 from torchloom.plan import Plan
@@ -41,15 +42,8 @@ def adapted(**options):
     torch._dynamo.reset()
     torch.manual_seed(5)
     model, batch = ZOO["lora"]()
-    engine, *_ = torchloom.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 8},
-            "compile": {"deepcompile": True, "strict": True, **options},
-        },
-    )
+    compiling = {"deepcompile": True, "strict": True, **options}
+    engine = sharded(model, batch=2, threshold=8, optimizer=ADAMW, compile=compiling)
     engine.compile()
     return engine, batch
 
@@ -67,27 +61,17 @@ class Trained:
     ) -> None:
         torch._dynamo.reset()
         torch.manual_seed(3)
-        model = Deep()
-        engine, *_ = torchloom.initialize(
-            model=model,
-            config={
-                "train_micro_batch_size_per_gpu": 203,
-                "gradient_accumulation_steps": accumulation,
-                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-                "zero_optimization": {
-                    "stage": 3,
-                    "stage3_param_persistence_threshold": 10,
-                    **zero,
-                },
-                "compile": {
-                    "deepcompile": True,
-                    "backend": "aot_eager",
-                    "strict": True,
-                    "replan_step": 0,
-                    **({} if budget is None else {"memory_budget": budget}),
-                    **options,
-                },
-            },
+        compiling = {"deepcompile": True, "backend": "aot_eager", "strict": True, "replan_step": 0}
+        if budget is not None:
+            options["memory_budget"] = budget
+        engine = sharded(
+            Deep(),
+            batch=203,
+            threshold=10,
+            zero=zero,
+            optimizer=ADAMW,
+            gradient_accumulation_steps=accumulation,
+            compile={**compiling, **options},
         )
         engine.compile()
         generator = torch.Generator().manual_seed(rank)
@@ -264,20 +248,13 @@ def test_graphs_share_the_room_for_weights() -> None:
     def fn(rank):
         torch._dynamo.reset()
         torch.manual_seed(3)
-        engine, *_ = torchloom.initialize(
-            model=Broken(),
-            config={
-                "train_micro_batch_size_per_gpu": 4,
-                "gradient_accumulation_steps": ACCUMULATION,
-                "optimizer": {"type": "AdamW"},
-                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10},
-                "compile": {
-                    "deepcompile": True,
-                    "backend": "aot_eager",
-                    "replan_step": 0,
-                    "memory_budget": "1GB",
-                },
-            },
+        engine = sharded(
+            Broken(),
+            batch=4,
+            threshold=10,
+            optimizer=ADAMW,
+            gradient_accumulation_steps=ACCUMULATION,
+            compile={"backend": "aot_eager", "replan_step": 0, "memory_budget": "1GB"},
         )
         engine.compile()
         for _ in range(2 * ACCUMULATION):
@@ -294,17 +271,14 @@ def test_graphs_share_the_room_for_weights() -> None:
 
 
 def test_the_optimizer_counts() -> None:
-    def engine_of(budget) -> torchloom.Engine:
+    def engine_of(budget) -> Engine:
         torch._dynamo.reset()
         torch.manual_seed(3)
-        engine, *_ = torchloom.initialize(
-            model=nn.Sequential(nn.Linear(67, 301), nn.Linear(301, 5)),
-            config={
-                "train_micro_batch_size_per_gpu": 3,
-                "optimizer": {"type": "AdamW", "params": {"foreach": True}},
-                "zero_optimization": {"stage": 0},
-                "compile": {"backend": "aot_eager", "memory_budget": budget, "replan_step": 0},
-            },
+        engine = sharded(
+            nn.Sequential(nn.Linear(67, 301), nn.Linear(301, 5)),
+            stage=0,
+            optimizer={"type": "AdamW", "params": {"foreach": True}},
+            compile={"backend": "aot_eager", "memory_budget": budget, "replan_step": 0},
         )
         engine.compile()
         return engine

@@ -6,6 +6,7 @@ At stage 1 a rank steps its slice of a whole weight: the optimizer still holds t
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 
 import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
+from torchloom.engine import Engine
 from torchloom.errors import ShardError
 from torchloom.shard import full_state_dict
 
@@ -25,14 +28,11 @@ def model(width: int = WIDTH) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def started(net: nn.Module, stage: int, optimizer=None, **more):
-    config = {
-        "train_micro_batch_size_per_gpu": 3,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.1}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        **more,
-    }
-    return torchloom.initialize(model=net, config=config, optimizer=optimizer)[0]
+DECAYED = {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.1}}
+
+
+def started(net: nn.Module, stage: int, optimizer: Any = DECAYED) -> Engine:
+    return sharded(net, stage, optimizer=optimizer)
 
 
 def batch(step: int, rank: int | None = None) -> torch.Tensor:

@@ -102,10 +102,8 @@ def test_shared_memory(name: str) -> None:
     "name",
     [
         "another_layer",
-        *(
-            pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("another_order", "evaluates_at_another_step")
-        ),
+        pytest.param("another_order", marks=pytest.mark.exhaustive),
+        pytest.param("evaluates_at_another_step", marks=pytest.mark.exhaustive),
     ],
 )
 def test_compiled(name: str, shared: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from torch import nn
 import torchloom
 from support.models import tokens
 from support.pool import run_ranks
-from support.runs import make_engine, weights
+from support.runs import hears, make_engine, micro_step, weights
 from torchloom.errors import AgreementError
 
 LENGTHS = {0: (7, 7, 9, 7, 12, 5), 1: (7, 8, 7, 7, 7, 7)}
@@ -24,10 +22,7 @@ def train(rank: int, stage: int, backend: str, lengths, **rest) -> tuple[list[fl
         engine.compile(backend=backend)
     losses = []
     for step, length in enumerate(lengths[rank]):
-        loss = engine(tokens(step, rank, length=length))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+        losses.append(micro_step(engine, tokens(step, rank, length=length)))
     return losses, weights(model)
 
 
@@ -107,10 +102,7 @@ def test_one_rank_alone_has_more_sizes_and_modes_than_torchs_limit() -> None:
 
 def test_a_rank_that_has_met_too_many_sizes_says_so() -> None:
     def fn(rank):
-        heard: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("torchloom.pipeline.ragged").addHandler(handler)
+        heard = hears("torchloom.pipeline.ragged")
         torch._dynamo.config.recompile_limit = 3
         engine, _ = make_engine(3)
         engine.compile(backend="aot_eager", compile_kwargs={"dynamic": False})

@@ -27,108 +27,83 @@ ENCODER_DECODER = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
-    "max_position_embeddings": 64,
     "decoder_start_token_id": 2,
+    "dropout": 0.0,
 }
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def of(
+    family: str, head: str = "ForCausalLM", config: str = "Config", **sizes: Any
+) -> tuple[str, str, dict[str, Any]]:
+    return f"{family}{head}", f"{family}{config}", sizes
+
+
 ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
-    "llama, tied": ("LlamaForCausalLM", "LlamaConfig", {**DECODER, "tie_word_embeddings": True}),
-    "mistral": ("MistralForCausalLM", "MistralConfig", {**DECODER, "sliding_window": 16}),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", DECODER),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**DECODER, **HEADS}),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, **HEADS, "sliding_window": 16}),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**DECODER, **HEADS, "sliding_window": 16}),
-    "phi3": ("Phi3ForCausalLM", "Phi3Config", {**DECODER, "pad_token_id": 0}),
-    "mixtral": (
-        "MixtralForCausalLM",
-        "MixtralConfig",
-        {**DECODER, **EXPERTS, "num_local_experts": 4},
+    "llama": of("Llama", **DECODER),
+    "llama, tied": of("Llama", **DECODER, tie_word_embeddings=True),
+    "mistral": of("Mistral", **DECODER, sliding_window=16),
+    "qwen2": of("Qwen2", **DECODER),
+    "qwen3": of("Qwen3", **DECODER, **HEADS),
+    "gemma2": of("Gemma2", **DECODER, **HEADS, sliding_window=16),
+    "gemma3": of("Gemma3", config="TextConfig", **DECODER, **HEADS, sliding_window=16),
+    "phi3": of("Phi3", **DECODER, pad_token_id=0),
+    "mixtral": of("Mixtral", **DECODER, **EXPERTS, num_local_experts=4),
+    "qwen3 moe": of(
+        "Qwen3Moe", **DECODER, **HEADS, **EXPERTS, num_experts=4, moe_intermediate_size=32
     ),
-    "qwen3 moe": (
-        "Qwen3MoeForCausalLM",
-        "Qwen3MoeConfig",
-        {**DECODER, **HEADS, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 32},
+    "gpt2": of("GPT2", "LMHeadModel", **GPT2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "gpt neox": of("GPTNeoX", **ENCODER),
+    "opt": of(
+        "OPT",
+        **TEXT,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+        dropout=0.0,
     ),
-    "gpt2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {
-            **GPT2,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-        },
+    "bert": of("Bert", "ForMaskedLM", **ENCODER, **NO_DROPOUT),
+    "bart": of(
+        "Bart",
+        "ForConditionalGeneration",
+        **ENCODER_DECODER,
+        max_position_embeddings=64,
     ),
-    "gpt neox": (
-        "GPTNeoXForCausalLM",
-        "GPTNeoXConfig",
-        ENCODER,
+    "t5": of(
+        "T5",
+        "ForConditionalGeneration",
+        vocab_size=64,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
     ),
-    "opt": (
-        "OPTForCausalLM",
-        "OPTConfig",
-        {
-            **TEXT,
-            "hidden_size": 32,
-            "ffn_dim": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 64,
-            "word_embed_proj_dim": 32,
-            "dropout": 0.0,
-        },
+    "whisper": of(
+        "Whisper",
+        "ForConditionalGeneration",
+        **ENCODER_DECODER,
+        num_mel_bins=8,
+        max_source_positions=24,
+        max_target_positions=64,
     ),
-    "bert": (
-        "BertForMaskedLM",
-        "BertConfig",
-        {
-            **ENCODER,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
-    ),
-    "bart": ("BartForConditionalGeneration", "BartConfig", {**ENCODER_DECODER, "dropout": 0.0}),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {
-            "vocab_size": 64,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-            "dropout_rate": 0.0,
-            "decoder_start_token_id": 0,
-        },
-    ),
-    "whisper": (
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        {
-            **{k: v for k, v in ENCODER_DECODER.items() if k != "max_position_embeddings"},
-            "num_mel_bins": 8,
-            "max_source_positions": 24,
-            "max_target_positions": 64,
-            "dropout": 0.0,
-        },
-    ),
-    "vit": (
-        "ViTForImageClassification",
-        "ViTConfig",
-        {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 16,
-            "patch_size": 4,
-            "num_labels": 5,
-            # Else its first step writes it, and the second recompiles.
-            "problem_type": "single_label_classification",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
+    "vit": of(
+        "ViT",
+        "ForImageClassification",
+        **NO_DROPOUT,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
+        problem_type="single_label_classification",  # else its first step writes it, and the second recompiles
     ),
 }
 STEPS = 4

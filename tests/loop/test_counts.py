@@ -7,39 +7,29 @@ import gc
 import torch
 from torch import nn
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.runtime import mover_of
 
 
 def started(seed: int, *, states: bool = False, activations: bool = False):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
-    config = {
-        "train_micro_batch_size_per_gpu": 3,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
-        "zero_optimization": {
-            "stage": 1,
-            "stage3_param_persistence_threshold": 0,
-            "offload_optimizer": {"device": "cpu" if states else "none"},
-        },
-        "compile": {"offload_activation": activations, "offload_activation_threshold": 1},
-    }
-    engine = torchloom.initialize(model=model, config=config)[0]
-    if activations:
-        engine.compile(backend="aot_eager")
-    return engine
+    return sharded(
+        model,
+        stage=1,
+        optimizer={"type": "AdamW", "params": {"lr": 0.1}},
+        backend="aot_eager" if activations else None,
+        zero={"offload_optimizer": {"device": "cpu" if states else "none"}},
+        compile={"offload_activation": activations, "offload_activation_threshold": 1},
+    )
 
 
 def parts(engine) -> tuple[int, ...]:
     found = engine.move_stats()
-    return (
-        found.host_bytes,
-        found.host_peak_bytes,
-        found.offloaded_bytes,
-        found.reloaded_bytes,
-        found.in_flight_peak_bytes,
-    )
+    kept = found.host_bytes, found.host_peak_bytes
+    moved = found.offloaded_bytes, found.reloaded_bytes
+    return (*kept, *moved, found.in_flight_peak_bytes)
 
 
 def train(engine, steps: int) -> None:

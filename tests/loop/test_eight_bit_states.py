@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.errors import CheckpointError
 from torchloom.shard import full_state_dict
-
-SETTINGS = {"train_micro_batch_size_per_gpu": 4, "steps_per_print": float("inf")}
 
 
 def build() -> nn.Module:
@@ -50,10 +48,8 @@ def test_weights_are_those_of_one_process(package: str, tmp_path) -> None:
 
     def fn(rank: int, folder: str) -> list[dict[str, Tensor]]:
         def start(stage: int) -> Any:
-            zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-            config = {**SETTINGS, "zero_optimization": zero}
             make = lambda params: optimizer_of(package, params)  # noqa: E731
-            return torchloom.initialize(model=build(), optimizer=make, config=config)[0]
+            return sharded(build(), stage, batch=4, optimizer=make)
 
         def train(engine: Any, steps: range) -> None:
             for step in steps:

@@ -19,13 +19,6 @@ from support.runs import assert_equal, settings, train, weights
 from torchloom.errors import ConfigError, TorchloomError
 
 
-class Lion(Base):
-    def update(self, param, group, state):
-        average = state.setdefault("average", torch.zeros_like(param))
-        param.add_((0.9 * average + 0.1 * param.grad).sign(), alpha=-group["lr"])
-        average.lerp_(param.grad, 0.01)
-
-
 class Closure(Base):
     def step(self, closure):
         closure()

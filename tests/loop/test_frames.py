@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import torchloom
-from engine.test_parts_in_python import SGD, sharded
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 
 WIDTH = 7
 

@@ -23,6 +23,7 @@ from loop.test_ownership import (
 )
 from support.optimizers import Lamb, Shampoo
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.errors import EngineError
 from torchloom.loop import owner_exchanges
 from torchloom.loop.owner_exchanges import Trip
@@ -194,15 +195,14 @@ def test_a_step_that_is_skipped_and_a_loss_that_is_scaled() -> None:
     """In fp16: steps with gradients that are not finite leave weights and states, on owners as elsewhere."""
 
     def trained(rank: int, stage: int) -> dict[str, Tensor]:
-        settings = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 3,
-            "gradient_clipping": 0.5,
-            "fp16": {"enabled": True, "initial_scale_power": 6},
-            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-        }
-        engine, *_ = torchloom.initialize(
-            model=Odd(), config=settings, optimizer=lambda params: Lamb(params)
+        engine = sharded(
+            Odd(),
+            stage,
+            batch=1,
+            optimizer=lambda params: Lamb(params),
+            gradient_accumulation_steps=3,
+            gradient_clipping=0.5,
+            fp16={"enabled": True, "initial_scale_power": 6},
         )
         for step in range(STEPS):
             for batch in range(3 * rank, 3 * rank + 3):

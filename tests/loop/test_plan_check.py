@@ -14,6 +14,7 @@ from torch import nn
 import torchloom
 from support.gpu import gpu, one_rank
 from support.pool import run_ranks
+from support.runs import ADAMW, hears, sharded
 from torchloom.events import PlanCompared, Recorder, StepEnded
 from torchloom.loop.plan_check import TIMED_STEPS, requested_peak_bytes
 from torchloom.memory import measure_peak
@@ -36,15 +37,15 @@ class Wide(nn.Module):
 
 def engine_of(stage: int, *, accumulation: int = 1, **compiling):
     torch.manual_seed(3)
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": accumulation,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
-        "steps_per_print": float("inf"),
-        "compile": {"backend": "aot_eager", "memory_budget": "1GB", **compiling},
-    }
-    engine, *_ = torchloom.initialize(model=Wide(), config=config)
+    engine = sharded(
+        Wide(),
+        stage,
+        batch=2,
+        threshold=20,
+        optimizer=ADAMW,
+        gradient_accumulation_steps=accumulation,
+        compile={"backend": "aot_eager", "memory_budget": "1GB", **compiling},
+    )
     engine.compile()
     return engine
 
@@ -65,12 +66,8 @@ def heard(recorder: Recorder, kind):
 def test_predicted_and_measured_are_compared_once(stage: int, accumulation: int) -> None:
     def fn(rank):
         engine = engine_of(stage, accumulation=accumulation)
-        told = []
-        handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-        logger = logging.getLogger("torchloom.loop.plan_check")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
+        logging.getLogger("torchloom.loop.plan_check").setLevel(logging.INFO)
+        told = hears("torchloom.loop.plan_check", logging.INFO)
         with Recorder() as recorder:
             train(engine, rank)
         return (

@@ -11,6 +11,7 @@ from torch import nn
 import torchloom
 from support.models import Tricky, tokens, tricky
 from support.pool import run_ranks
+from support.runs import assert_equal, weights
 from torchloom.errors import TorchloomError
 
 
@@ -37,10 +38,6 @@ def steps(model: nn.Module, optimizers: list[Any], rank: int, last: int, first: 
     return losses, norms
 
 
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_equal_to_whole_states_with_half_of_them(backend) -> None:
     def run(rank: int) -> Any:
@@ -51,20 +48,14 @@ def test_equal_to_whole_states_with_half_of_them(backend) -> None:
             if backend:
                 torchloom.compile(model, backend=backend, optimizer=optimizer, strict=True)
             run = steps(model, [optimizer], rank, 4)
-            held = sum(
-                value.numel()
-                for state in optimizer.state.values()
-                for value in state.values()
-                if value.dim()
-            )
+            held = sum(v.numel() for s in optimizer.state.values() for v in s.values() if v.dim())
             found.append((run, weights(model), held, optimizer.state_dict()["state"]))
         return found
 
     results = run_ranks(2, run)
     for expected, found in results:
         assert found[0] == expected[0]  # losses and norms, exactly
-        for name, value in expected[1].items():
-            assert torch.equal(found[1][name], value), name
+        assert_equal(found[1], expected[1])
         assert found[2] < 0.6 * expected[2]
         for index, state in expected[3].items():
             for key, value in state.items():
@@ -72,26 +63,6 @@ def test_equal_to_whole_states_with_half_of_them(backend) -> None:
     for name, value in results[0][1][1].items():
         if name != "shift":  # a buffer of statistics differs by rank
             assert torch.equal(results[1][1][1][name], value), name
-
-
-def test_two_optimizers_and_a_frozen_weight() -> None:
-    def run(rank: int) -> Any:
-        found = []
-        for stage in (0, 1):
-            model = start(stage)
-            params = trained(model)
-            half = len(params) // 2
-            optimizers = [
-                torch.optim.SGD(params[:half], lr=0.1, momentum=0.9),
-                torch.optim.AdamW(params[half:], lr=1e-2),
-            ]
-            found.append((steps(model, optimizers, rank, 3), weights(model)))
-        return found
-
-    for expected, found in run_ranks(2, run):
-        assert found[0] == expected[0]
-        for name, value in expected[1].items():
-            assert torch.equal(found[1][name], value), name
 
 
 def test_gradients_and_parameters_are_whole_after_a_step_and_after_one_that_raised() -> None:
@@ -146,13 +117,12 @@ def test_a_closure_runs_on_whole_weights_once(compiled) -> None:
                 loss = closure()
                 optimizer.step()
             losses.append(loss.item())
-        return losses, {k: v.clone() for k, v in model.state_dict().items()}
+        return losses, weights(model)
 
     (found, other), (expected, _) = run_ranks(2, run, True), run_ranks(2, run, False)
     assert found[0] == expected[0]
-    for name, value in expected[1].items():
-        assert torch.equal(found[1][name], value)
-        assert torch.equal(other[1][name], value)
+    assert_equal(found[1], expected[1])
+    assert_equal(other[1], expected[1])
 
 
 def test_a_model_that_is_whole_again_is_stepped_whole() -> None:
@@ -210,5 +180,4 @@ def test_a_compiled_step_and_averaged_weights() -> None:
     for expected, found in run_ranks(2, run):
         assert found[0] == expected[0]
         assert found[1] < 0.6 * expected[1]
-        for name, value in expected[2].items():
-            assert torch.equal(found[2][name], value), name
+        assert_equal(found[2], expected[2])

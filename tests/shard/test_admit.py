@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 
 import torchloom
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from torchloom.errors import ShardError, TorchloomError
 from torchloom.loop.shard_model import check_devices
 from torchloom.shard import plan_layout
@@ -269,20 +270,8 @@ def test_unusual_models_train_as_with_ddp(name: str) -> None:
             )
             peer_optimizer = torch.optim.AdamW(peer.parameters(), 1e-2, fused=False)
             model = built(name)
-            engine, *_ = torchloom.initialize(
-                model=model,
-                config={
-                    "train_micro_batch_size_per_gpu": 4,
-                    "optimizer": {
-                        "type": "AdamW",
-                        "params": {"lr": 1e-2, "weight_decay": 0.01, "fused": False},
-                    },
-                    "zero_optimization": {
-                        "stage": stage,
-                        "stage3_param_persistence_threshold": 0,
-                    },
-                },
-            )
+            adamw = {"lr": 1e-2, "weight_decay": 0.01, "fused": False}
+            engine = sharded(model, stage, optimizer={"type": "AdamW", "params": adamw})
             for step in range(3):
                 engine.backward(engine(batch(step, rank)).square().mean())
                 engine.step()
@@ -310,14 +299,7 @@ def test_a_parameter_assigned_anew_in_forward() -> None:
             return super().forward(x)
 
     def fn(rank, stage):
-        engine, *_ = torchloom.initialize(
-            model=nn.Sequential(Fresh(6, 6)),
-            config={
-                "train_micro_batch_size_per_gpu": 4,
-                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-                "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-            },
-        )
+        engine = sharded(nn.Sequential(Fresh(6, 6)), stage, optimizer=SGD)
         try:
             engine.backward(engine(batch(0, rank)).sum())
             engine.step()

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchloom
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from torchloom.errors import AgreementError, ShardError
 
 Term = Callable[[nn.Module, Tensor], Tensor]
@@ -61,10 +62,6 @@ def norms(model: nn.Module, x: Tensor) -> Tensor:
     return 0.1 * sum(p.norm() for p in model.parameters())
 
 
-def mean(model: nn.Module, x: Tensor) -> Tensor:
-    return 0.1 * sum(p.square().mean() for p in model.parameters())
-
-
 def root(model: nn.Module, x: Tensor) -> Tensor:
     return sum(p.square().sum() for p in model.parameters()).sqrt()
 
@@ -82,16 +79,8 @@ def scaled(model: nn.Module, x: Tensor) -> Tensor:
     return sum((x.mean() * p).square().sum() for p in model.parameters())
 
 
-RIGHT, WRONG = (
-    [total, stacked, flat, weighed],
-    [
-        norms,
-        root,
-        squared,
-        product,
-        scaled,
-    ],
-)
+RIGHT = [total, stacked, flat, weighed]
+WRONG = [norms, root, squared, product, scaled]
 
 
 def rows(rank: int, step: int) -> Tensor:
@@ -127,16 +116,7 @@ def on_ranks(
         torch.manual_seed(0)
         model: Any = Net(term if inside else None, is_checkpointed=is_checkpointed)
         if door == "engine":
-            zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
-            sgd = {"type": "SGD", "params": {"lr": 0.1}}
-            config = {
-                "train_micro_batch_size_per_gpu": 4,
-                "zero_optimization": zero,
-                "optimizer": sgd,
-            }
-            engine = torchloom.initialize(model=model, config=config)[0]
-            if backend is not None:
-                engine.compile(backend=backend)
+            engine = sharded(model, stage, batch=4, optimizer=SGD, backend=backend)
             call, backward, step = engine, engine.backward, engine.step
         else:
             torchloom.shard_model(model, stage=stage, persistence_threshold=0)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchloom
 from support.pool import run_ranks
+from support.runs import sharded
 from torchloom.config.model import LeafConfig
 from torchloom.errors import AgreementError, ShardError
 from torchloom.shard import full_state_dict
@@ -195,17 +196,9 @@ def distance(rank: int, kind: str, stage: int, way: str, micro_steps: int) -> fl
     model = build()
     made = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     if way == "engine":
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": micro_steps,
-            "zero_optimization": {
-                "stage": stage,
-                "stage3_param_persistence_threshold": 0,
-                "leaf_module": {"classes": ["Experts"], "name_suffixes": ["by_task"]},
-            },
-            "steps_per_print": float("inf"),
-        }
-        engine, *_ = torchloom.initialize(model=model, config=config, optimizer=made)
+        leaves = {"leaf_module": {"classes": ["Experts"], "name_suffixes": ["by_task"]}}
+        accumulation = {"gradient_accumulation_steps": micro_steps}
+        engine = sharded(model, stage, batch=1, optimizer=made, zero=leaves, **accumulation)
         for index in range(NUM_STEPS * micro_steps):
             engine.backward(engine(*batch_of(rank, index)))
             engine.step()

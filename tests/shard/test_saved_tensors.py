@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.test_parts_in_python import SGD, sharded
 from support.memory import measure
 from support.pool import run_ranks
+from support.runs import SGD, sharded
 from torchloom.shard import gathered
 
 WIDTH = 6

@@ -17,7 +17,6 @@ from torchloom.errors import ShardError
 from torchloom.shard import (
     default_threshold,
     gathered,
-    layout_of,
     local_shard,
     on_meta,
     plan_layout,
@@ -166,36 +165,6 @@ def test_meta_module_without_init() -> None:
         model = Bare()
     with pytest.raises(ShardError, match="reset_parameters"):
         shard_module(model, plan(model))
-
-
-def test_mixed_dtypes_and_recurrent_layers() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.rnn = nn.GRU(8, 8, batch_first=True)
-            self.low = nn.Linear(8, 8).to(torch.bfloat16)
-            self.counts = nn.Parameter(torch.arange(32), requires_grad=False)
-
-        def forward(self, x):
-            y, _ = self.rnn(x)
-            return self.low(y.to(torch.bfloat16)).float().square().mean() + self.counts.sum() * 0
-
-    def fn(rank):
-        model = Mixed()
-        torchloom.shard_model(model, persistence_threshold=10)
-        x = torch.linspace(-1, 1, 48).view(2, 3, 8)
-        loss = model(x)
-        loss.backward()
-        dtypes = {name: p.dtype for name, p in model.named_parameters()}
-        return loss.item(), dtypes, layout_of(model)["low.weight"].compute_dtype
-
-    expected = Mixed()(torch.linspace(-1, 1, 48).view(2, 3, 8)).item()
-    for loss, dtypes, compute in run_ranks(2, fn):
-        assert loss == expected
-        assert dtypes["low.weight"] == torch.float32  # the kept master
-        assert dtypes["counts"] == torch.int64
-        assert compute == torch.bfloat16
 
 
 def test_a_modules_own_state_dict_code_still_runs() -> None:

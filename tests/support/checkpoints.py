@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from support.ranks import run_ranks
 from support.runs import make_engine, train
@@ -126,6 +128,16 @@ def leftovers(root: Path) -> list[str]:
 def names_in(folder: Path) -> list[str]:
     """Return the names in a folder."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def read_export(folder: Path) -> dict[str, torch.Tensor]:
+    """Load exported weights, as readers of the format do."""
+    if (folder / "model.safetensors").exists():
+        return load_file(folder / "model.safetensors")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    found = {name: load_file(folder / file)[name] for name, file in index["weight_map"].items()}
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in found.values())
+    return found
 
 
 def _hash(tensor: torch.Tensor) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ from torch import nn
 import torchloom
 from support.models import Tricky, tokens, tricky
 from torchloom.engine import Engine
+
+SGD = {"type": "SGD", "params": {"lr": 0.1}}
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-3}}
 
 
 def settings(stage: int = 3, **rest: Any) -> dict[str, Any]:
@@ -52,3 +57,56 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name
+
+
+def sharded(
+    model: nn.Module,
+    stage: int = 3,
+    *,
+    optimizer: Any = None,
+    backend: str | Callable[..., Any] | None = None,
+    batch: int = 3,
+    threshold: int = 0,
+    zero: Mapping[str, Any] | None = None,
+    **sections: Any,
+) -> Engine:
+    """Return an engine that cuts every weight of `model`, small ones as well.
+
+    Args:
+        optimizer: a section of the config, or what `initialize` takes.
+        backend: what to compile with; None for eager.
+        batch: rows of a micro-step.
+        threshold: elements below which weights stay whole.
+        zero: more of the section `zero_optimization`.
+        sections: the rest of the config.
+    """
+    cut = {"stage": stage, "stage3_param_persistence_threshold": threshold, **(zero or {})}
+    config = {
+        "train_micro_batch_size_per_gpu": batch,
+        "zero_optimization": cut,
+        "steps_per_print": float("inf"),
+        **sections,
+    }
+    if isinstance(optimizer, dict):
+        config["optimizer"], optimizer = optimizer, None
+    engine, *_ = torchloom.initialize(model=model, config=config, optimizer=optimizer)
+    if backend:
+        engine.compile(backend=backend)
+    return engine
+
+
+def micro_step(engine: Engine, *batch: Any) -> float:
+    """Take one micro-step with a model that returns its loss; return the loss."""
+    loss = engine(*batch)
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def hears(name: str = "torchloom", level: int = logging.WARNING) -> list[str]:
+    """Return a list that takes what is logged under a name from now on."""
+    heard: list[str] = []
+    handler = logging.Handler(level)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    return heard

@@ -20,10 +20,9 @@ class Ends:
 
     codes: tuple[int, ...] = (1,)
     words: tuple[str, ...] = ()
-    """All of them stand in its sentence, or anywhere in its output where `anywhere`."""
+    """All of them stand in its sentence."""
     speaks: bool = True
     """Whether it has to say a sentence."""
-    anywhere: bool = False
     stays: bool = False
     """Stopped, not ended: killed by the runner when the others have ended."""
     shows_traceback: bool = False
@@ -90,7 +89,7 @@ class Case:
     first: str = ""
     """A program that the same ranks run before, in the same folder; it may end as it likes."""
     launcher: str = ""
-    """"torchrun" or "train"; empty: each rank is started by itself."""
+    """"torchrun"; empty: each rank is started by itself."""
     action: str = ""
     """What the runner does to the running ranks once they have said that they are ready."""
     environment: Mapping[int, Mapping[str, str | None]] = field(default_factory=dict)
@@ -112,4 +111,4 @@ class Case:
     @property
     def goes_on(self) -> bool:
         """Whether nothing is wrong with this program."""
-        return all(end == FINE for end in self.ends) and self.launcher != "train"
+        return all(end == FINE for end in self.ends)

@@ -21,7 +21,6 @@ GOOD = ("told", "went on", "skipped")
 _SENTENCE = re.compile(
     r"^(?:\[rank \d+\] |torchloom[\w .-]*: |Error: )?(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt))\b: ?(.*)$"
 )
-_COMMAND = re.compile(r"^torchloom [a-z-]+: .+")
 _NATIVE = (
     "terminate called", "Exception raised from", "GLHF", "Fatal Python error", "Exception ignored in",
     "core dumped", "leaked shared_memory", "leaked semaphore", "ChildFailedError",
@@ -91,7 +90,7 @@ def judge(seen: Observation) -> Outcome:
 def sentence_of(text: str) -> str:
     """Return the first line of the error that a process ended with; empty where there is none."""
     lines = [line.rstrip() for line in text.splitlines()]
-    found = [line for line in lines if _SENTENCE.match(line) or _COMMAND.match(line)]
+    found = [line for line in lines if _SENTENCE.match(line)]
     return found[-1] if found else ""
 
 
@@ -142,8 +141,7 @@ def _wrong_end(each: Seen) -> str:
         return f"{each.name} ended with {each.code}, not {ends.codes[0]}"
     if ends.speaks and not sentence:
         return f"{each.name} says nothing"
-    told = each.text if ends.anywhere else _from_sentence(each.text, sentence)
-    missing = [word for word in ends.words if word not in told]
+    missing = [word for word in ends.words if word not in _from_sentence(each.text, sentence)]
     return f"{each.name} does not say {missing[0]!r}" if missing else ""
 
 

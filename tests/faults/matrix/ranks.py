@@ -27,7 +27,7 @@ from support.ports import free_port
 _START_S = 180.0
 """Until the first rank comes to its fault, compilation included."""
 _GRACE_S, _GONE_S, _POLL_S = 3.0, 3.0, 0.02
-_EXPECTED = ("checkpoints", "out", "store", "text.txt", "logs")
+_EXPECTED = ("checkpoints", "store", "logs")
 """What programs may leave in their folder."""
 _OF_LOADERS = "pymp-"
 """A folder that processes of torch's loaders leave when they raise, also without torchloom."""
@@ -122,8 +122,6 @@ class Run:
             head = ["-m", "torch.distributed.run", f"--nproc-per-node={size}", "--master-addr"]
             head += ["127.0.0.1", "--master-port", str(port), *logs]
             yield "launcher", [sys.executable, *head, *worker], common, exits(1)
-        elif case.launcher == "train":
-            yield "launcher", [sys.executable, "-m", "torchloom", *_TRAIN], common, case.ends[0]
         else:
             for rank in sorted(set(range(size)) - set(case.absent)):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -243,12 +241,6 @@ class Run:
         traces.kill(self.living())
 
 
-_TRAIN = (
-    *("train", "--no-compile", "--data", "text.txt", "--out", "out", "--seq-len", "16"),
-    *("--log-every", "1", "--eval-every", "100000", "--steps", "100000"),
-)
-
-
 def run_case(
     case: Case, folder: Path, weights: Mapping[str, str], forks: ForkServer | None = None
 ) -> Row:
@@ -263,9 +255,6 @@ def run_case(
     """
     started_s = time.monotonic()
     run = Run(case, folder, forks)
-    (folder / "work" / "text.txt").write_text(
-        "".join(f"{i * i} is {i} times {i}\n" for i in range(2000))
-    )
     try:
         with ExitStack() as stack:
             if case.needs_network:

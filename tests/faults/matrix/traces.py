@@ -32,12 +32,6 @@ def processes_of(token: str, sessions: Collection[int] = ()) -> dict[int, str]:
     }
 
 
-def rank_of(pid: int) -> int | None:
-    """Return the rank that a process was told, if one."""
-    found = [each[5:] for each in _read(pid, "environ").split(b"\0") if each.startswith(b"RANK=")]
-    return int(found[0]) if found else None
-
-
 def kill(pids: Iterable[int]) -> None:
     """End processes at once."""
     for pid in pids:

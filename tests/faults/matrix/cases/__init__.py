@@ -14,10 +14,9 @@ from faults.matrix.cases import (
     numbers,
     right,
     starting,
-    training,
 )
 
-_FAMILIES = (right, differing, failing, starting, compilers, numbers, files, training, network)
+_FAMILIES = (right, differing, failing, starting, compilers, numbers, files, network)
 
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 
