@@ -6,7 +6,6 @@ One process has one position; all writes are assignments, so that a thread may r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,7 +86,6 @@ class Position:
     """The rates of the optimizer: part of what ranks compare."""
     phase: str = ""
     """The long operation in progress, e.g. "compiling graph0"; empty during a step."""
-    phase_since_s: float = 0.0
     waiting: Wait | None = None
     last: SyncPoint | None = None
     """The last sync point that was begun."""
@@ -118,12 +116,11 @@ class Position:
         Args:
             phase: for example "compiling graph0".
         """
-        before = self.phase, self.phase_since_s
-        self.phase, self.phase_since_s = phase, time.monotonic()
+        before, self.phase = self.phase, phase
         try:
             yield
         finally:
-            self.phase, self.phase_since_s = before
+            self.phase = before
 
 
 POSITION = Position()

@@ -81,6 +81,7 @@ ELSEWHERE = (
     "torch.nn.Module._call_impl",  # what a call of a module runs, with its hooks
     "torch.nn.Module._save_to_state_dict",  # documented for overriding
     "torch._subclasses.fake_tensor",  # the name of a logger: see the patch of it
+    "torch._dynamo.mark_dynamic",  # documented for users; advice names it
     "torch._dynamo.exc",  # the name of a module that errors come from
 )
 

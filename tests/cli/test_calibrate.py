@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 import typer
 from typer.testing import CliRunner
 
-from torchloom.cli.calibrate import calibrate, measure_collectives, measure_load
+from torchloom.cli.calibrate import calibrate, measure_collectives, measure_core_share, measure_load
 from torchloom.costs import (
     NETWORKS,
     CostTable,
@@ -107,6 +108,20 @@ def test_collectives_are_timed_on_all_ranks(run_ranks, world_size: int) -> None:
 def test_what_compute_loses_to_collectives_is_a_part_of_their_time(run_ranks) -> None:
     loads = run_ranks(2, lambda rank: measure_load(torch.device("cpu"), quick=True))
     assert all(0.0 <= each <= 1.0 for each in loads)
+
+
+def test_ranks_on_one_core_have_a_part_of_it(run_ranks) -> None:
+    def share(rank: int) -> float:
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        torch.set_num_threads(1)
+        try:
+            return measure_core_share()
+        finally:
+            os.sched_setaffinity(0, cores)
+
+    one, other = run_ranks(2, share)
+    assert one == other < 0.7  # a half, less where others run
 
 
 def test_ranks_write_one_table(monkeypatch, tmp_path, capfd) -> None:

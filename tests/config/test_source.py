@@ -78,7 +78,7 @@ def test_comments_trailing_commas_and_infinity(tmp_path):
 def test_marks_inside_strings_are_text():
     text = '{"a": "// no # comment /* here */ ,}", "b": "\\"#", }'
 
-    assert parse(text).tree == {"a": "// no # comment /* here */ ,}", "b": '"#'}
+    assert parse(text) == {"a": "// no # comment /* here */ ,}", "b": '"#'}
 
 
 def test_a_syntax_error_has_the_line_and_column_of_the_file(tmp_path):

@@ -73,6 +73,8 @@ def test_what_random_inputs_cannot_feed_stays_modelled() -> None:
     table.measure(graph.nodes, budget_s=0.001)
     (node,) = [n for n in graph.nodes if "cholesky" in str(n.target)]
     assert node_us(node, table) > 0
+    half = CostTable(ops=table.ops, figures={"core_share": 0.5})
+    assert node_us(node, half) == 2 * node_us(node, table)
 
 
 def test_measured_collectives_are_interpolated() -> None:

@@ -277,7 +277,7 @@ def test_models_of_all_kinds(name: str) -> None:
                     loss = loss[0] if isinstance(loss, tuple) else loss
                     engine.backward(loss)
             grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-            found.append((loss.item(), grads, len(mover_of(torch.device("cpu"))._in_flight)))
+            found.append((loss.item(), grads, mover_of(torch.device("cpu")).arena.total.in_flight))
         return found
 
     ((plain, moved),) = run_ranks(1, fn)

@@ -103,7 +103,7 @@ def test_the_walk_through_shows_entries_break_and_recompile(tmp_path):
     assert "2 functions, 4 entries, 1 graph break, 2 recompiles" in text
     assert "return __resume_at_" in text
     assert "would use entry 0/1" in text
-    assert "expected Float, actual Double" in text
+    assert "expected dtype Float, got Double" in text
     assert (tmp_path / "runs" / "inspect" / "record.json").is_file()
 
 

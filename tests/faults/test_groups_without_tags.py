@@ -14,8 +14,8 @@ import torchloom
 from faults.test_different_programs import Here, another_layer, another_order, batch, branches
 from support.ranks import run_ranks
 from torchloom.errors import AgreementError, PeerLostError
+from torchloom.runtime import transports
 from torchloom.runtime.channel import CHANNELS
-from torchloom.runtime.transports import gloo
 from torchloom.runtime.transports.c10d import C10dCollectives
 
 
@@ -24,7 +24,7 @@ def without_tags(monkeypatch) -> None:
         channel.has_tags = False
         return C10dCollectives(group, channel)
 
-    monkeypatch.setattr(gloo, "GlooCollectives", made)
+    monkeypatch.setattr(transports, "GlooCollectives", made)
 
 
 @pytest.mark.parametrize("backend", ["", "aot_eager"])

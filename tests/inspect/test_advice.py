@@ -79,6 +79,13 @@ def test_a_first_call_of_size_zero_or_one(first: int) -> None:
     assert "0 and 1 are compiled apart" in reason.fix
 
 
+def test_sizes_that_were_equal_and_differ_are_a_reason_like_others() -> None:
+    calls = ((X, torch.ones(2)), (X, torch.ones(3)))
+    (reason,) = reasons(recorded(lambda x, y: x.sum() + y.sum(), *calls, dynamic=True))
+    assert (reason.source, reason.expected) == ("argument y", "size(0) == x.size(0)")
+    assert "keep them equal" in reason.fix
+
+
 def helper(given):
     given = given * 2
     torch._dynamo.graph_break()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.inspect.wording.english import guard_in_words, source_in_words, without_values
+from torchloom.inspect.wording.english import guard_in_words, source_in_words
+from torchloom.inspect.wording.hider import without_values
 
 SELF = "L['self']._modules['l']"
 

@@ -71,6 +71,22 @@ def test_both_names_and_use_without_arguments() -> None:
     assert f.compiled_entries[0].code.expression == "x + 1"
 
 
+def test_an_expression_in_which_values_are_used_again_and_again_stays_short() -> None:
+    @torchloom.jit(backend="eager")
+    def f(x, d):
+        x = torch.log(-(x + d["a"])) * x[0]
+        y = x
+        for _ in range(60):
+            y = y + y
+        return x, y
+
+    f(torch.ones(2), {"a": torch.ones(2)})
+    text = f.compiled_entries[0].code.expression
+    assert text.startswith("(torch.log(-(x + d_a)) * x[0], ")
+    assert "..." in text
+    assert len(text) < 2000
+
+
 def test_a_failing_compile_runs_the_original_and_says_why(caplog) -> None:
     def broken(gm, example_inputs):
         raise RuntimeError("no such target")

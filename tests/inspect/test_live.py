@@ -32,7 +32,7 @@ def test_what_calls_would_do() -> None:
     miss = torchloom.explain_call(compiled, given(8))
     assert miss.action == "recompile"
     assert "argument inputs['x']" in miss.misses[0].english
-    assert "expected 10, actual 8" in miss.misses[0].english
+    assert "expected size(0) == 10, got 8" in miss.misses[0].english
     compiled(given(8))
     assert torchloom.explain_call(compiled, given(8)).hit == "0/1"
     assert len(torchloom.explain_call(compiled, given(10)).hits) == 2

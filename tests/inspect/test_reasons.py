@@ -52,7 +52,7 @@ CASES = {
     ),
     "not none": (
         lambda x, y: x + 1 if y is None else x + y, (X, None), (X, X),
-        "argument y", "None", "another value",
+        "argument y", "None", "a float32 tensor of shape [2] without grad",
     ),
     "bool": (
         lambda x, b: x + 1 if b else x - 1, (X, True), (X, False), "argument b", "== True", "False",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -78,3 +80,11 @@ def test_sizes_that_depend_on_values_are_not_known() -> None:
                     param.data -= param.grad[param.grad > 0].sum()
 
     assert step_memory(Selects(parameters())) is None
+
+
+def test_a_wrapper_of_a_framework_is_left_as_it_is() -> None:
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    groups = optimizer.param_groups
+    wrapper = SimpleNamespace(param_groups=groups, state=optimizer.state, step=optimizer.step)
+    assert step_memory(wrapper) is None
+    assert wrapper.param_groups is groups

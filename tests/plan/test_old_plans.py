@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from torchloom.plan import Decision, GraphPlan, Plan
+from torchloom.records.io import from_plain
 
 OLD = """{
  "base_bytes": 1000, "budget_bytes": 9000, "optimizer_bytes": 50, "version": 2, "world_size": 2,
@@ -56,4 +57,4 @@ def test_it_is_written_as_it_was_read() -> None:
     data["graphs"][0]["decisions"][2] |= {"place": -1, "where": ""}
     data["graphs"][0] |= {"calls_bodies": False, "loss_rows": []}  # none did
     assert written == data
-    assert GraphPlan.from_dict(written["graphs"][0]) == Plan.from_json(OLD).graphs[0]
+    assert from_plain(GraphPlan, written["graphs"][0]) == Plan.from_json(OLD).graphs[0]

@@ -27,7 +27,7 @@ from torchloom.plan import (
     TrialResult,
 )
 from torchloom.plan.form import form_of
-from torchloom.plan.frontier import peaks_under
+from torchloom.plan.frontier import CrossingRule
 
 TRANSFERS = (
     TransferSizes(None, 2_000),
@@ -60,7 +60,7 @@ class Form:
 
     def _peak(self, names: frozenset[str]) -> int:
         dropped = [i for i, node in enumerate(self.model.nodes) if node.name in names]
-        return peaks_under(self.model, self.may_drop, dropped).peak_bytes
+        return CrossingRule(self.model, self.may_drop).peaks(dropped).peak_bytes
 
     def run_trial(self, candidate: PlanCandidate) -> TrialResult:
         self.world.num_trials += 1

@@ -177,14 +177,14 @@ def limited_session() -> Session:
 def test_a_function_at_its_limit_is_the_first_thing_to_fix(show):
     page = show(limited_session())
     first, second = page.texts(".fixes li")[:2]
-    assert "reached the recompile limit of 2; 6 calls ran eagerly" in first
+    assert "the recompile limit of 2 is reached: 6 calls that no entry fits ran eagerly" in first
     assert "f" in first
     assert "3 calls" in second
     assert "9" in page.texts(".card.bad strong")
     assert "calls ran eagerly" in " ".join(page.texts(".card.bad"))
     page.open("fn/f")
     (banner,) = page.texts(".loud")
-    assert "reached the recompile limit of 2; 6 calls ran eagerly" in banner
+    assert "the recompile limit of 2 is reached: 6 calls that no entry fits ran eagerly" in banner
 
 
 def test_functions_that_dynamo_skipped_are_listed_with_the_reason(show):

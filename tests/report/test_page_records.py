@@ -148,7 +148,7 @@ def recompiled_session(num_entries: int) -> Session:
         recompiles = [
             Recompile(
                 entry=f"0/{older}", source="argument mode", expected=f"== 'm{older}'",
-                actual="another value", text=f"mode == 'm{older}'", fix="pass few",
+                actual=f"'m{i}'", text=f"mode == 'm{older}'", fix="pass few",
             )
             for older in reversed(range(i))
         ]  # fmt: skip

@@ -82,7 +82,7 @@ def test_gloo_takes_tensors_of_gpus_through_host_memory(monkeypatch) -> None:
 
             monkeypatch.setattr(dist.ProcessGroup, name, noting)
         monkeypatch.setattr(gloo, "_is_far", lambda tensor: True)
-        transport = gloo.connect(GroupRef(dist.group.WORLD), channel())
+        transport = gloo.GlooCollectives(GroupRef(dist.group.WORLD), channel())
         transport.all_gather(shards, fulls, W).finish()
         sums = [torch.empty_like(shard) for shard in shards]
         transport.reduce_scatter(fulls, sums, 0.5, W).finish()

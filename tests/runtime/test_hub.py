@@ -114,3 +114,20 @@ def test_positions_that_a_round_ago_were_a_circle_are_none(players) -> None:
     time.sleep(2.0)
     assert first.verdicts == []
     assert first.num_asked <= asked + 6, "nobody waits: nothing is asked any more"
+
+
+def test_what_must_be_equal_is_compared_by_name(players) -> None:
+    first, second = players
+    for number, (kept, here, there) in enumerate(((7, 7, 7), (8, 8, 9))):
+        first.wire.send(kind="digest", of=f"g, {number}", state=kept, words="came to a", step=4)
+        first.wire.send(kind="digest", of=f"g, {number}", state=here, words="came to a", step=4)
+        second.wire.send(kind="digest", of=f"g, {number}", state=there, words="came to b", step=4)
+    second.wire.send(kind="graph", of="graph0", state="woven", words="runs it woven")
+    second.wire.send(kind="graph", of="graph0", state="eager", words="runs it eagerly")
+    wait_until(lambda: first.verdicts and second.verdicts)
+    (found,) = first.verdicts
+    assert second.verdicts == [found]
+    assert found.kind == "differ"
+    assert found.text.startswith(
+        "ranks did not begin the same collectives up to step 4: rank 0 came to a; rank 1 came to b. Weights may"
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from torchloom.config.model import TimeoutsConfig
 from torchloom.runtime.lines.judge import judge
-from torchloom.runtime.lines.report import Limits, Report, Waiting, silent_report
+from torchloom.runtime.lines.report import Report, Waiting, silent_report
 
 A, B = "2x1#0 shard 0-1:1", "2x1#0 shard 0-1:2"
 
@@ -57,7 +58,7 @@ def test_limits_are_those_of_what_the_late_rank_does() -> None:
     found = judge(of(agreeing, Report(rank=1, begun={"agreement 0:7": False})), {})
     assert found is not None
     assert "timeouts.agree_s" in found.text
-    short = waits(0, A, "gather of a", for_s=7, limits=Limits(compile_s=5))
+    short = waits(0, A, "gather of a", for_s=7, limits=TimeoutsConfig(compile_s=5))
     found = judge(of(short, compiling), {})
     assert found is not None
     assert "timeouts.compile_s" in found.text

@@ -34,6 +34,12 @@ def with_weight(make: Callable[[nn.Sequential], nn.Parameter]) -> Callable[[], n
     return build
 
 
+def halves(model: nn.Sequential) -> nn.Parameter:
+    both = torch.arange(72.0).view(6, 12)
+    model[0].weight = nn.Parameter(both[:, :6])
+    return nn.Parameter(both[:, 6:])
+
+
 def with_buffer(make: Callable[[nn.Sequential], torch.Tensor]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         model = pair()
@@ -98,6 +104,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
         with_weight(lambda m: nn.Parameter(m[0].weight.data)),
         ("'0.weight'", "'1.weight'", "share memory", ".clone()"),
     ),
+    "other columns": (
+        with_weight(halves),
+        ("'0.weight'", "'1.weight'", "lie in turns", ".clone()"),
+    ),
     "a column": (
         with_weight(lambda m: nn.Parameter(m[0].weight.data[:, 2])),
         ("'0.weight'", "'1.weight'", "share memory"),
@@ -161,11 +171,8 @@ def test_distributed_tensors_are_refused() -> None:
     run_ranks(2, fn)
 
 
-def test_memory_that_only_interleaves_is_apart() -> None:
+def test_parts_of_one_memory_that_follow_each_other_are_apart() -> None:
     model = pair()
-    both = torch.arange(72.0).view(6, 12)
-    model[0].weight, model[1].weight = nn.Parameter(both[:, :6]), nn.Parameter(both[:, 6:])
-    check_model(model)
     flat = torch.arange(72.0)
     model[0].weight = nn.Parameter(flat[:36].view(6, 6))
     model[1].weight = nn.Parameter(flat[36:].view(6, 6).t())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -18,6 +19,13 @@ from torchloom.shard import full_state_dict
 from torchloom.shard.leaf_modules import is_leaf, leaves_of, mark_leaves
 
 NUM_STEPS = 5
+
+
+@dataclass
+class Mixed:
+    """A result that torch's pytree does not know."""
+
+    out: torch.Tensor
 
 
 class Experts(nn.Module):
@@ -39,7 +47,7 @@ class Experts(nn.Module):
             rows = (chosen == index).nonzero().flatten()
             if len(rows):
                 out = out.index_add(0, rows, expert(x[rows]) @ self.stack[index] * self.scale)
-        return out
+        return Mixed(out)
 
 
 class Layer(nn.Module):
@@ -56,7 +64,7 @@ class Layer(nn.Module):
             chosen = chosen + 9
         elif use == "one":
             chosen = chosen * 0
-        return x + self.experts(x_normed, chosen) * weight
+        return x + self.experts(x_normed, chosen).out * weight
 
 
 class Mixture(nn.Module):

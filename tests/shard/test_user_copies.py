@@ -132,6 +132,61 @@ def test_hooks_from_before_are_refused_where_the_parameter_is_cut() -> None:
     run_ranks(2, run)
 
 
+def test_hooks_of_accumulating_nodes_are_never_lost_without_a_word() -> None:
+    def run(rank: int) -> Any:
+        seen = []
+        model = made()
+        for register in ("register_hook", "register_prehook"):
+            node = model[1].bias.expand_as(model[1].bias).grad_fn.next_functions[0][0]
+            handle = getattr(node, register)(lambda *_: None)
+            with pytest.raises(ShardError, match=r"'1.bias' has a hook on the node that accum"):
+                torchloom.shard_model(model, stage=3, persistence_threshold=0)
+            handle.remove()
+        torchloom.shard_model(model, stage=3, persistence_threshold=0)
+        bias = dict(model.named_parameters())["1.bias"]
+        bias.register_hook(lambda grad: seen.append("tensor"))
+        bias.register_post_accumulate_grad_hook(lambda param: seen.append("post"))
+        with gathered(model):
+            pass
+        node = bias.clone().grad_fn.next_functions[0][0]
+        handle = node.register_hook(lambda *_: seen.append("node"))
+        for lose in (lambda: gathered(model).__enter__(), lambda: unshard(model)):
+            with pytest.raises(ShardError, match=r"'1.bias' has a hook on the node that accumulat"):
+                lose()
+        model(torch.arange(12)).square().sum().backward()
+        assert seen == ["tensor", "post", "node"] or seen == ["tensor", "node", "post"]
+        handle.remove()
+        unshard(model)
+
+    run_ranks(2, run)
+
+
+def test_hooks_of_whole_parameters_stay_where_the_parameter_does() -> None:
+    def run(rank: int) -> Any:
+        seen = []
+        for dtype in (torch.float32, torch.bfloat16):
+            model = made().to(dtype)
+            node = torch.autograd.graph.get_gradient_edge(model[1].bias).node
+            node.register_hook(lambda *_: seen.append("node"))
+            if dtype == torch.bfloat16:  # kept in fp32
+                with pytest.raises(ShardError, match=r"'1.bias' has a hook on the node that accum"):
+                    torchloom.shard_model(model, stage=1, persistence_threshold=0)
+            else:
+                torchloom.shard_model(model, stage=1, persistence_threshold=0)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                for _ in range(2):
+                    model(torch.arange(12)).square().sum().backward()
+                    optimizer.step()
+                assert seen == ["node", "node"]
+        with torch.device("meta"):
+            model = made()
+        model[1].bias.register_hook(lambda grad: grad)
+        with pytest.raises(ShardError, match="be lost with its meta device"):
+            torchloom.shard_model(model, stage=1)
+
+    run_ranks(2, run)
+
+
 def test_clones_that_keep_their_graph_stand_in_no_way() -> None:
     def steps(stage: int | None) -> list[Any]:
         model = made()

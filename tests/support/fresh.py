@@ -76,7 +76,7 @@ class State:
     def restore(self) -> str:
         """Forget what has happened since; return what could not be forgotten, empty if all was."""
         lines._LINES.close("has left the process group")
-        lines._LINES.group, lines._LINES.limits = None, lines.Limits()
+        lines._LINES.group, lines._LINES.limits = None, lines.TimeoutsConfig()
         mover._stop()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -32,6 +32,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from torchloom import envs
+from torchloom._torch.tensors import tensors_inside
 
 
 def default_store() -> Any:
@@ -187,20 +188,10 @@ def _checked(method: Callable[..., Any], name: str, check: Check) -> Callable[..
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not str(sys._getframe(1).f_globals.get("__name__")).startswith("torchloom."):
-            check(name.strip("_"), _tensors((args, kwargs)))
+            check(name.strip("_"), tensors_inside((args, kwargs)))
         return method(*args, **kwargs)
 
     return call
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 _FATAL = 3

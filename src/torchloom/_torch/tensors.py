@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
+
+
+def tensors_inside(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a value of dicts, lists, and what else torch takes for containers, in order."""
+    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def size_hint(size: Any) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch._C._dynamo import eval_frame as _c
 
+from torchloom.bytecode import nested
+
 
 def leave_alone(function: types.FunctionType, reason: str) -> None:
     """Let code that is compiled break its graph at a call of a function, and compile nothing of what it calls.
@@ -36,7 +38,7 @@ def leave_frames_alone(*modules: types.ModuleType) -> None:
     for module in modules:
         for value in vars(module).values():
             for function in _functions_of(value, module.__name__):
-                for code in _codes_in(function.__code__):
+                for code in nested(function.__code__):
                     never_compile(code, with_called=True)
 
 
@@ -69,11 +71,3 @@ def _functions_of(value: Any, module: str) -> Iterator[types.FunctionType]:
     elif isinstance(value, type):
         for each in vars(value).values():
             yield from _functions_of(each, module)
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield the code of a function and of those that it makes."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes_in(each)

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -160,7 +160,10 @@ class _Checked:
 
     def _compare_grads(self, args: Sequence[Any]) -> None:
         ours, theirs = clone_inputs(args), clone_inputs(args)
-        actual, expected = _gradients(self._compiled, ours), _gradients(self._eager, theirs)
+        actual, expected = (
+            gradients(tensors_of(fn(*given)), tensors_of(given))
+            for fn, given in ((self._compiled, ours), (self._eager, theirs))
+        )
         found = first_difference(actual, expected, self._tolerance)
         if found is not None:
             placeholders = self._eager.graph.find_nodes(op="placeholder")
@@ -224,14 +227,14 @@ def check_against_eager(
     return Combined(name, (backend,), _beside_eager, parts)
 
 
-def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
-    outputs = [out for out in tensors_of(fn(*args)) if out.requires_grad]
-    inputs = [value for value in tensors_of(args) if value.requires_grad]
-    if not outputs or not inputs:
+def gradients(outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> list[Tensor | None]:
+    """Return a gradient for each input that requires one: of all outputs, each element with another weight."""
+    roots, wanted = ([each for each in some if each.requires_grad] for some in (outputs, inputs))
+    if not roots or not wanted:
         return []
     # Unequal weights, so that errors of two elements cannot cancel.
-    weights = [torch.linspace(0.5, 1.5, o.numel()).view(o.shape).to(o) for o in outputs]
-    return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
+    weights = [torch.linspace(0.5, 1.5, o.numel()).view(o.shape).to(o) for o in roots]
+    return list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
 
 
 def _first_node(

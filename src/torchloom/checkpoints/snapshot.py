@@ -96,12 +96,16 @@ def take(
         name = f"optim/{each.spec.name}"
         if engine.optimizer is None or each.param not in engine.optimizer.state:
             continue
-        if engine.local.is_owned(each.param):
-            owned[name] = _states_of_owner(each, engine.optimizer.state[each.param], writers, parts)
+        is_owned = engine.local.is_owned(each.param)
+        if is_owned and writers.replica:
+            continue  # the rank that owns it in another copy of the weights writes it
+        states = _states_of(each, engine.optimizer.state[each.param], writers, parts, is_owned)
+        if is_owned:
+            owned[name] = states.tree
         else:
-            values[name] = _states_of(each, engine.optimizer.state[each.param], writers, parts)
-            divided.append((name, [[key, kind] for key, kind, _ in values[name].tree]))
-    values[OWNED] = Value({name: tree for name, tree in owned.items() if tree is not None})
+            values[name] = states
+            divided.append((name, [[key, kind] for key, kind, _ in states.tree]))
+    values[OWNED] = Value(owned)
     gradients = dict(_gradients_of(engine, writers, parts))
     values["gradients"] = Value(gradients)
     divided += [(name, kind) for name, kind in gradients.items() if kind != "local"]
@@ -159,7 +163,11 @@ class Writers:
 
 
 def _states_of(
-    each: Leaf, states: Mapping[Any, Any], writers: Writers, parts: list[PayloadPart]
+    each: Leaf,
+    states: Mapping[Any, Any],
+    writers: Writers,
+    parts: list[PayloadPart],
+    is_owned: bool,
 ) -> Value:
     """Return the optimizer's states of a parameter by kind, those that are plain with their values.
 
@@ -168,56 +176,34 @@ def _states_of(
         states: by name.
         writers: which rank writes what.
         parts: receives what this rank writes.
+        is_owned: whether this rank alone has the states, of the whole parameter: it writes all tensors among them.
 
     Raises:
         CheckpointError: a state cannot be kept; it is named.
     """
-    value = Value([])
+    value, whole = Value([]), tuple(each.spec.shape)
     for key, state in states.items():
         full, where = _named(each, key)
-        if _is_shard(key, state, each.shard_shape):
-            parts += writers.parts(full, each.spec, plain_tensor(state, where), each.is_divided)
+        if _is_shard(key, state, whole if is_owned else each.shard_shape):
+            plain = plain_tensor(state, where)
+            if is_owned:
+                parts.append(PayloadPart(full, plain, whole))
+            else:
+                parts += writers.parts(full, each.spec, plain, each.is_divided)
             value.tree.append([key, "piece", None])  # the word of the format
             continue
-        if each.is_divided and isinstance(state, Tensor) and state.numel() > 1:
+        if each.is_divided and not is_owned and isinstance(state, Tensor) and state.numel() > 1:
             raise CheckpointError(
                 f"{where} has shape {list(state.shape)}, its shard of the parameter "
                 f"{list(each.shard_shape)}: a checkpoint keeps states with an element per element, and "
                 "single numbers. Leave it to an owner: an optimizer that is declared elementwise keeps no others"
             )
         add_state(value, key, state, full, where)
+    if is_owned:
+        parts += [
+            PayloadPart(name, held, tuple(held.shape)) for name, held in value.tensors.items()
+        ]
     return value
-
-
-def _states_of_owner(
-    each: Leaf, states: Mapping[Any, Any], writers: Writers, parts: list[PayloadPart]
-) -> list[Any] | None:
-    """Return the states of a parameter that this rank owns by kind, all tensors among what it writes.
-
-    Args:
-        each: the parameter.
-        states: of the whole one, by name.
-        writers: tell which copy of the weights this rank has.
-        parts: receives what this rank writes.
-
-    Returns:
-        None if the rank that owns it in another copy of the weights writes it.
-
-    Raises:
-        CheckpointError: a state cannot be kept; it is named.
-    """
-    if writers.replica:
-        return None
-    value = Value([])
-    for key, state in states.items():
-        full, where = _named(each, key)
-        if _is_shard(key, state, tuple(each.spec.shape)):
-            parts.append(PayloadPart(full, plain_tensor(state, where), tuple(each.spec.shape)))
-            value.tree.append([key, "piece", None])
-        else:
-            add_state(value, key, state, full, where)
-    parts += [PayloadPart(name, each, tuple(each.shape)) for name, each in value.tensors.items()]
-    return value.tree
 
 
 def _named(each: Leaf, key: Any) -> tuple[str, str]:

@@ -6,7 +6,8 @@
     torchloom calibrate --show           what is known already
 
 All ranks measure at the same time, as they train, and the slowest result counts. Nothing else should
-run on the machine. Two transports are timed, as compiled steps use them: messages (`all_gather`), and shared memory
+run on the machine. Collectives carry several tensors and follow products without a barrier, as in a step: between 2 gloo
+ranks one of 3 MB takes 3.6 ms so, and 1.1 to 1.2 ms with one tensor, of ranks that a barrier has just woken. Two transports are timed, as compiled steps use them: messages (`all_gather`), and shared memory
 if the ranks can share it (`shm_all_gather`).
 """
 
@@ -27,6 +28,7 @@ from torchloom import envs
 from torchloom.cli.processes import begin_worker
 from torchloom.cli.terminal import print_table
 from torchloom.costs import (
+    CORE_SHARE,
     CostTable,
     calibrate_device,
     find_device,
@@ -106,6 +108,7 @@ def _measure(device_name: str, path: Path | None, as_json: bool, quick: bool) ->
         table.collectives |= measure_collectives(device, quick)
         if device.type == "cpu":
             table.figures[load_figure("gloo")] = measure_load(device, quick)
+            table.figures[CORE_SHARE] = measure_core_share(quick)
     table = shared_table(table, "max")
     if launch.rank == 0:
         table.figures["calibrated_in_s"] = time.perf_counter() - started
@@ -174,10 +177,13 @@ def _print_collectives(table: CostTable) -> None:
 
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))
-"""Sizes of the whole tensor in bytes: 1 KiB to 64 MiB."""
+"""Sizes of the whole tensors in bytes, together: 1 KiB to 64 MiB."""
 _QUICK_SIZES = (1 << 10, 1 << 16)
 
-Collective = Callable[[Tensor, Tensor], object]
+_NUM_TENSORS = 7
+"""What a collective carries: a layer of a decoder has seven matrices."""
+
+Collective = Callable[[list[Tensor], list[Tensor]], object]
 
 
 def join_ranks(device: torch.device) -> None:
@@ -206,10 +212,13 @@ def measure_collectives(
     for kind, collective in _collectives(group, device).items():
         points = []
         for size in _QUICK_SIZES if quick else SIZES:
-            numel = -(-size // 4 // world_size) * world_size  # every rank has an equal part
-            whole = torch.randn(numel, device=device)
-            part = torch.randn(numel // world_size, device=device)
-            points.append((4 * numel, _median_us(collective, whole, part)))
+            numel = -(
+                -size // 4 // world_size // _NUM_TENSORS
+            )  # every rank has an equal part of each
+            wholes = [torch.randn(numel * world_size, device=device) for _ in range(_NUM_TENSORS)]
+            parts = [torch.randn(numel, device=device) for _ in range(_NUM_TENSORS)]
+            num_bytes = sum(whole.nbytes for whole in wholes)
+            points.append((num_bytes, _median_us(collective, wholes, parts)))
         found[f"{kind}/{world_size}"] = points
     return found
 
@@ -233,7 +242,7 @@ def measure_load(device: torch.device, quick: bool = False) -> float:
     comm, f32 = get_communicator(group), torch.float32
     numel = (_QUICK_SIZES[-1] if quick else _LOAD_BYTES) // 4 // world_size
     whole, part = (torch.randn(n, device=device) for n in (numel * world_size, numel))
-    a = torch.randn(side, side, device=device)
+    products = _products(device, 40, side)  # a few times as long as the transfers
 
     def transfers(beside: Callable[[], None] = lambda: None) -> None:
         gather = comm.begin_gather([part], f32, ("probe",))
@@ -242,14 +251,28 @@ def measure_load(device: torch.device, quick: bool = False) -> float:
         comm.wait(gather)
         comm.wait(reduce)
 
-    def products() -> None:
-        for _ in range(40):  # a few times as long as the transfers
-            torch.mm(a, a)
-
     calls = transfers, products, lambda: transfers(products)
     rounds = [[_once_us(call) for call in calls] for _ in range(8)][1:]
     alone_us, products_us, both_us = (statistics.median(each) for each in zip(*rounds, strict=True))
     return min(1.0, max(0.0, (both_us - products_us) / alone_us))
+
+
+def measure_core_share(quick: bool = False) -> float:
+    """Return the part of a core that a rank has while all ranks compute; all ranks must call.
+
+    3 ranks on 2 cores have two thirds each. Operators are timed by their thread's own clock, which does not see that.
+    """
+    if torch.get_num_threads() > 1:
+        return 1.0  # timed by the wall clock
+    products = _products(torch.device("cpu"), 10 if quick else 200)
+    dist.barrier()
+    started, began = time.perf_counter(), time.thread_time()
+    products()
+    share = torch.tensor((time.thread_time() - began) / (time.perf_counter() - started))
+    dist.all_reduce(
+        share
+    )  # over a second the scheduler favours one rank; its mean is what a long run gets
+    return min(1.0, share.item() / dist.get_world_size())
 
 
 def _once_us(call: Callable[[], None]) -> float:
@@ -272,33 +295,46 @@ def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Co
 def _of_torchloom(comm: Communicator) -> dict[str, Collective]:
     f32 = torch.float32
 
-    def all_gather(whole: Tensor, part: Tensor) -> None:
-        comm.wait(comm.begin_gather([part], f32, ("probe",)))
+    def all_gather(wholes: list[Tensor], parts: list[Tensor]) -> None:
+        comm.wait(comm.begin_gather(parts, f32, ("probe",)))
 
-    def reduce_scatter(whole: Tensor, part: Tensor) -> None:
-        comm.wait(comm.begin_reduce([whole], [part.numel()], f32, f32, ("probe",)))
+    def reduce_scatter(wholes: list[Tensor], parts: list[Tensor]) -> None:
+        numels = [part.numel() for part in parts]
+        comm.wait(comm.begin_reduce(wholes, numels, f32, f32, ("probe",)))
 
-    def all_reduce(whole: Tensor, part: Tensor) -> None:
-        comm.wait(comm.begin_sync([whole], f32, f32, ("probe",)))
+    def all_reduce(wholes: list[Tensor], parts: list[Tensor]) -> None:
+        comm.wait(comm.begin_sync(wholes, f32, f32, ("probe",)))
 
     return {"all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_reduce": all_reduce}
 
 
-def _median_us(collective: Collective, whole: Tensor, part: Tensor) -> float:
+def _median_us(collective: Collective, wholes: list[Tensor], parts: list[Tensor]) -> float:
     """Time a collective; the number of repeats depends on the size alone, equal on all ranks."""
-    repeats = max(3, min(21, (8 << 20) // (whole.numel() * 4)))
+    repeats = max(5, min(21, (8 << 20) // sum(whole.nbytes for whole in wholes)))
+    device = wholes[0].device
+    products = _products(device, 4)
     samples = []
     for index in range(repeats + 1):
-        dist.barrier()
-        _wait(whole)
+        products()  # no barrier: ranks come to a collective of a step as their products end
+        _wait(device)
         started = time.perf_counter()
-        collective(whole, part)
-        _wait(whole)
+        collective(wholes, parts)
+        _wait(device)
         if index:  # the first one opens connections
             samples.append(1e6 * (time.perf_counter() - started))
     return statistics.median(samples)
 
 
-def _wait(tensor: Tensor) -> None:
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)
+def _products(device: torch.device, count: int, side: int = 512) -> Callable[[], None]:
+    operand = torch.randn(side, side, device=device)
+
+    def run() -> None:
+        for _ in range(count):
+            torch.mm(operand, operand)
+
+    return run
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

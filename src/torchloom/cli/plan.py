@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchloom.cli.processes import load_file
+from torchloom.cli.processes import load_function
 from torchloom.cli.terminal import printable
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
@@ -168,13 +168,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
 
 def _model_of(text: str) -> str | Callable[..., Any]:
     """Return the function that `file.py:function` names; other texts as they are."""
-    path, colon, name = text.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        return text
-    make = getattr(load_file(path), name, None)
-    if not callable(make):
-        raise ConfigError(f"--model {text}: {path} has no function {name!r}")
-    return make
+    return load_function(text) if ".py:" in text else text
 
 
 def _config_of(path: Path | None) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
 from torchloom import envs
 from torchloom.errors import TorchloomError
@@ -86,6 +87,21 @@ def load_file(path: str | Path) -> ModuleType:
     sys.path.insert(0, str(file.resolve().parent))
     spec.loader.exec_module(module)
     return module
+
+
+def load_function(named: str) -> Callable[..., Any]:
+    """Import the function that `FILE.py:function` names.
+
+    Raises:
+        TorchloomError: there is no such file or function.
+    """
+    path, _, name = named.rpartition(":")
+    if not path:
+        raise TorchloomError(f"{named!r} names no function: write FILE.py:function")
+    function = getattr(load_file(path), name, None)
+    if not callable(function):
+        raise TorchloomError(f"{path} has no function {name!r}: name one that is in it")
+    return function
 
 
 def run_script(file: Path, arguments: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from torchloom import envs
-from torchloom.cli.processes import interpreter, load_file
+from torchloom.cli.processes import interpreter, load_function
 from torchloom.cli.terminal import doing, printable
 from torchloom.errors import ServeError
 from torchloom.serve import Box, Contract, Program, Store, build, counter
@@ -212,13 +212,7 @@ def _start(model: str, store: Path, cache: Path) -> dict[str, float]:
 
 def _given(model: str, shapes: str = "") -> Given:
     """Call the user's function; `shapes` of the command line comes before what that returned."""
-    path, _, name = model.rpartition(":")
-    if not path:
-        raise ServeError(f"{model!r} names no function: write FILE.py:function")
-    function = getattr(load_file(path), name, None)
-    if not callable(function):
-        raise ServeError(f"{path} has no function {name!r}")
-    found = function()
+    found = load_function(model)()
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise ServeError(f"{model} returned {type(found).__name__}: return (model, contract)")
     given = Given(found[0], found[1], found[2] if len(found) == 3 else {})

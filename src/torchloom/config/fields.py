@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from torchloom.config.frozen import FrozenMap
@@ -105,37 +106,21 @@ def free_form(doc: str) -> Mapping[str, object]:
     return used(mapping, FrozenMap(), doc, free_form=True)
 
 
-def hint(doc: str, instead: str, **more: Any) -> Any:
-    """Declare a key that is treated as a hint.
+def _not_used(treatment: Treatment, doc: str, instead: str, **more: Any) -> Any:
+    """Declare a key that does not simply take effect.
 
     Args:
-        doc: what the key asks for.
-        instead: what torchloom does instead; "" if the code that reads the key reports that itself.
-        more: other fields of `Key`.
+        treatment: what happens with it.
+        doc: what the key asks for, as in "no effect (DOC)" and "asks for DOC".
+        instead: what torchloom does instead, or what to do; "" for a hint if the code that reads the key reports that itself.
+        more: other fields of `Key`; the default is a value that asks for nothing, and True if false asks for something.
     """
-    return Key(doc=doc, instead=instead, treatment="hint", **more)
+    return Key(doc=doc, instead=instead, treatment=treatment, **more)
 
 
-def no_effect(doc: str, instead: str, **more: Any) -> Any:
-    """Declare a key that changes nothing.
-
-    Args:
-        doc: what the key asks for, as in "no effect (DOC)".
-        instead: what happens instead, or what to do instead.
-        more: other fields of `Key`; the default is a value that asks for nothing.
-    """
-    return Key(doc=doc, instead=instead, treatment="no effect", **more)
-
-
-def refused(doc: str, instead: str, **more: Any) -> Any:
-    """Declare a key that is an error when it asks for something.
-
-    Args:
-        doc: what the key asks for, as in "asks for DOC".
-        instead: what to do instead.
-        more: other fields of `Key`; the default is True if false is what asks for something.
-    """
-    return Key(doc=doc, instead=instead, treatment="refused", **more)
+hint = partial(_not_used, "hint")
+no_effect = partial(_not_used, "no effect")
+refused = partial(_not_used, "refused")
 
 
 def record_of(of: type[T], section: Section, **converted: Any) -> T:

@@ -10,8 +10,6 @@ from torchloom.config.fields import Section, record_of, used
 from torchloom.config.kinds import any_text, flag
 from torchloom.errors import ConfigError
 
-_FOLDER = "folder above the run's own; the default is the folder that the program runs in"
-_JOB = "name of the run's folder"
 JOB_NAME = "DeepSpeedJobName"
 
 
@@ -19,8 +17,12 @@ class TensorBoardSection(Section):
     """Numbers of each step, written by rank 0 for TensorBoard; needs the package `tensorboard`."""
 
     enabled = used(flag, False, "write event files; see [metrics.md](metrics.md)")
-    output_path = used(any_text, "", _FOLDER)
-    job_name = used(any_text, JOB_NAME, _JOB)
+    output_path = used(
+        any_text,
+        "",
+        "folder above the run's own; the default is the folder that the program runs in",
+    )
+    job_name = used(any_text, JOB_NAME, "name of the run's folder")
 
 
 class WandbSection(Section):
@@ -37,12 +39,10 @@ class WandbSection(Section):
     group = used(any_text, None, "group of a run that is started")
 
 
-class CsvSection(Section):
+class CsvSection(TensorBoardSection):
     """Numbers of each step, written by rank 0 to one CSV file for each number."""
 
     enabled = used(flag, False, "write CSV files; see [metrics.md](metrics.md)")
-    output_path = used(any_text, "", _FOLDER)
-    job_name = used(any_text, JOB_NAME, _JOB)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

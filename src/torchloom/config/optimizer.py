@@ -21,53 +21,30 @@ from torchloom.config.schema import OptimizerSection
 Name = Literal["adamw", "adam", "sgd", "muon"]
 
 _PATH = "optimizer.params"
-_BELOW_1 = kinds.number(0.0, 1.0 - 2.0**-53)
-_SHARED: Mapping[str, Kind] = {
-    "lr": kinds.number(),
-    "weight_decay": kinds.number(),
-    "maximize": kinds.flag,
-    "foreach": kinds.flag,
-    "fused": kinds.flag,
-    "differentiable": kinds.flag,
-}
-_ADAM: Mapping[str, Kind] = {
-    **_SHARED,
-    "betas": kinds.numbers(_BELOW_1, 2),
-    "eps": kinds.number(),
-    "amsgrad": kinds.flag,
-    "capturable": kinds.flag,
-    "torch_adam": kinds.flag,
-    "adam_w_mode": kinds.flag,
-    "bias_correction": kinds.flag,
-    "set_grad_none": kinds.flag,
-}
-_SGD: Mapping[str, Kind] = {
-    **_SHARED,
-    "momentum": kinds.number(),
-    "dampening": kinds.number(),
-    "nesterov": kinds.flag,
-}
-_MUON: Mapping[str, Kind] = {
-    "lr": kinds.number(),
-    "muon_lr": kinds.number(),
-    "adam_lr": kinds.number(),
-    "weight_decay": kinds.number(),
-    "momentum": kinds.number(),
-    "nesterov": kinds.flag,
+DEEPSPEED_ONLY = ("torch_adam", "adam_w_mode", "bias_correction", "set_grad_none")
+_NUMBERS = "lr muon_lr adam_lr weight_decay eps momentum dampening"
+_FLAGS = "maximize foreach fused differentiable amsgrad capturable nesterov"
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(_NUMBERS.split(), kinds.number()),
+    **dict.fromkeys((*_FLAGS.split(), *DEEPSPEED_ONLY), kinds.flag),
+    "betas": kinds.numbers(kinds.number(0.0, 1.0 - 2.0**-53), 2),
     "ns_steps": kinds.whole(1),
     "ns_method": kinds.word("gram", "standard"),
     "adjust_lr_fn": kinds.word("original", "match_rms_adamw"),
-    "betas": kinds.numbers(_BELOW_1, 2),
-    "eps": kinds.number(),
 }
-TABLES: Mapping[Name, Mapping[str, Kind]] = {
+"""What each parameter takes; those of one name mean the same in each optimizer."""
+_SHARED = "lr weight_decay maximize foreach fused differentiable"
+_ADAM = f"{_SHARED} betas eps amsgrad capturable {' '.join(DEEPSPEED_ONLY)}"
+_PARAMETERS: Mapping[Name, str] = {
     "adamw": _ADAM,
     "adam": _ADAM,
-    "sgd": _SGD,
-    "muon": _MUON,
+    "sgd": f"{_SHARED} momentum dampening nesterov",
+    "muon": "lr muon_lr adam_lr weight_decay momentum nesterov ns_steps ns_method adjust_lr_fn betas eps",
+}
+TABLES: Mapping[Name, Mapping[str, Kind]] = {
+    name: {each: _KINDS[each] for each in names.split()} for name, names in _PARAMETERS.items()
 }
 _SHOWN = '"AdamW", "Adam", "SGD" or "Muon"'
-DEEPSPEED_ONLY = ("torch_adam", "adam_w_mode", "bias_correction", "set_grad_none")
 _AUTO = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum": None}
 
 

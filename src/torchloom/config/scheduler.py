@@ -155,14 +155,13 @@ def _missing(parameter: str) -> str:
 
 
 def _name(given: str, findings: Findings) -> str | None:
-    for name in SCHEDULES:
-        if given.lower() == name.lower():
-            return name
     path = "scheduler.type"
-    for name, instead in _INSTEAD.items():
-        if given.lower() == name.lower():
-            findings.error(path, f"{name} cannot be built from a configuration", instead)
-            return None
+    name = {each.lower(): each for each in (*SCHEDULES, *_INSTEAD)}.get(given.lower())
+    if name in SCHEDULES:
+        return name
+    if name is not None:
+        findings.error(path, f"{name} cannot be built from a configuration", _INSTEAD[name])
+        return None
     close = nearest(given, SCHEDULES)
     ending = f"did you mean {close}?" if close else f"known: {', '.join(SCHEDULES)}"
     findings.error(path, f"{show(given)} is not a schedule" if given else "not given", ending)

@@ -19,7 +19,8 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -32,11 +33,13 @@ _TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
 _NOT_NEWLINE = re.compile(r"[^\n]")
 
 
-class Parsed(NamedTuple):
-    """A JSON document, and the dotted paths of keys that it gives twice."""
+class JsonObject(dict[str, object]):
+    """A JSON object that knows which keys its text gives more than once."""
 
-    tree: object
-    duplicates: tuple[str, ...]
+    def __init__(self, pairs: list[tuple[str, object]]) -> None:
+        super().__init__(pairs)
+        counts = Counter(key for key, _ in pairs)
+        self.repeated = sorted(key for key, count in counts.items() if count > 1)
 
 
 class JsonSyntaxError(ValueError):
@@ -52,41 +55,28 @@ class JsonSyntaxError(ValueError):
         self.fix = fix
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str) -> object:
     """Parse JSON with comments, trailing commas, `Infinity` and large exponents, or Hjson.
 
     Raises:
         JsonSyntaxError: the text is not JSON; carries line and column.
 
     Example:
-        >>> parse('{"a": 1, "a": 2, /* twice */}')
-        Parsed(tree={'a': 2}, duplicates=('a',))
+        >>> parse('{"a": 1, "b": [2], /* no more */}')
+        {'a': 1, 'b': [2]}
     """
     clean = _TRAILING_COMMA.sub(_blank, _COMMENT.sub(_blank, text))
-    repeated: dict[int, list[str]] = {}
-
-    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        built = dict(pairs)
-        if len(built) < len(pairs):
-            keys = [key for key, _ in pairs]
-            repeated[id(built)] = sorted({key for key in keys if keys.count(key) > 1})
-        return built
-
     try:
-        tree = json.loads(clean, object_pairs_hook=build)
+        return json.loads(clean, object_pairs_hook=JsonObject)
     except json.JSONDecodeError as error:
-        repeated.clear()
-        tree = _hjson(text, build, error)
+        return _hjson(text, error)
     except RecursionError:
         raise JsonSyntaxError("nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
         raise JsonSyntaxError(str(error)) from None
-    return Parsed(tree, tuple(_paths_of(tree, repeated, "")))
 
 
-def _hjson(
-    text: str, build: Callable[[list[tuple[str, object]]], object], error: json.JSONDecodeError
-) -> object:
+def _hjson(text: str, error: json.JSONDecodeError) -> object:
     """Parse Hjson; without the package, raise what is wrong with the text as JSON."""
     try:
         hjson = importlib.import_module("hjson")
@@ -96,7 +86,7 @@ def _hjson(
     if not text.strip():  # Hjson for {}
         raise JsonSyntaxError(error.msg, error.lineno, error.colno)
     try:
-        return hjson.loads(text, object_pairs_hook=build)
+        return hjson.loads(text, object_pairs_hook=JsonObject)
     except hjson.HjsonDecodeError as wrong:
         raise JsonSyntaxError(wrong.msg, wrong.lineno, wrong.colno) from None
     except RecursionError:
@@ -118,16 +108,6 @@ def join(path: str, key: str | int) -> str:
 def _blank(match: re.Match[str]) -> str:
     text = match.group()
     return text if text.startswith('"') else _NOT_NEWLINE.sub(" ", text)
-
-
-def _paths_of(node: object, repeated: dict[int, list[str]], path: str) -> Iterator[str]:
-    if isinstance(node, dict):
-        yield from (join(path, key) for key in repeated.get(id(node), ()))
-        for key, item in node.items():
-            yield from _paths_of(item, repeated, join(path, key))
-    elif isinstance(node, list):
-        for index, item in enumerate(node):
-            yield from _paths_of(item, repeated, join(path, index))
 
 
 Source: TypeAlias = "Mapping[str, object] | str | os.PathLike[str] | None"
@@ -160,18 +140,16 @@ def read(source: Source, findings: Findings) -> Document:
         )
     name, text = _read_text(source)
     try:
-        parsed = parse(text)
+        tree = parse(text)
     except JsonSyntaxError as problem:
         where = f"{name}:{problem.line}:{problem.column}" if problem.line else name
         raise ConfigError(
             f"{where}: not valid JSON: {problem.message} "
             f"(line {problem.line} column {problem.column}); {problem.fix}"
         ) from None
-    if not isinstance(parsed.tree, dict):
+    if not isinstance(tree, dict):
         raise ConfigError(f"{name}: the outermost value must be an object: write {{ ... }}")
-    for path in parsed.duplicates:
-        findings.error(path, "this key is given more than once", "keep one of them")
-    return Document(name, _copy_mapping(parsed.tree, findings))
+    return Document(name, _copy_mapping(tree, findings))
 
 
 def _read_text(source: str | Path) -> tuple[str, str]:
@@ -223,6 +201,8 @@ def _copy_mapping(
     given: Mapping[str, object], findings: Findings, path: str = "", depth: int = 0
 ) -> dict[str, object]:
     copied: dict[str, object] = {}
+    for key in given.repeated if isinstance(given, JsonObject) else ():
+        findings.error(join(path, key), "this key is given more than once", "keep one of them")
     for key, value in given.items():
         if not isinstance(key, str):
             findings.error(join(path, str(key)), f"the key {key!r} is not a string", "quote it")

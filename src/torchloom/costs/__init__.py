@@ -17,6 +17,7 @@ from torchloom.costs.share import shared_table
 from torchloom.costs.signature import node_key
 from torchloom.costs.store import load_table, machine_facts, save_table, table_path
 from torchloom.costs.table import (
+    CORE_SHARE,
     CostTable,
     graph_us,
     link_us,
@@ -27,6 +28,7 @@ from torchloom.costs.table import (
 )
 
 __all__ = [
+    "CORE_SHARE",
     "DEVICES",
     "NETWORKS",
     "CollectiveKind",

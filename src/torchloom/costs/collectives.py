@@ -11,8 +11,7 @@ from typing import Literal
 from torchloom.errors import PlanError
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
-"""As torchloom's own transport runs them over messages; `shm_` in front: through shared memory;
-`c10d_`: the process group's own ones."""
+"""As torchloom's own transport runs them over messages; `shm_` in front: through shared memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +66,7 @@ class Network:
             "reduce_scatter": (once, share),
             "all_reduce": (2 * once, 2 * share),
             "broadcast": (once, 1.0),
-        }[kind.removeprefix("c10d_")]
+        }[kind]
         modelled = rounds * self.alpha_us + 1e6 * volume * num_bytes / rate
         return self.factors.get(kind, 1.0) * modelled
 

@@ -14,18 +14,17 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torchloom import envs
 from torchloom._torch.inductor import inductor_cache_dir
-from torchloom.costs.collectives import Network
-from torchloom.costs.hardware import Device, known_device
+from torchloom.costs.hardware import known_device
 from torchloom.costs.table import CostTable
 from torchloom.errors import PlanError
 from torchloom.files import write_whole
 from torchloom.log import get_logger
+from torchloom.records.io import from_plain
 
 logger = get_logger(__name__)
 
@@ -156,29 +155,10 @@ def table_from_json(text: str) -> CostTable:
         found = record.get("format") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"format {_FORMAT} was expected, found {found}")
     try:
-        return CostTable(
-            device=Device(**record["device"]),
-            network=_network(record["network"]),
-            collectives={
-                str(key): [(int(size), float(us)) for size, us in points]
-                for key, points in record["collectives"].items()
-            },
-            ops=_numbers(record["ops"]),
-            figures=_numbers(record["figures"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        parts = {each.name: record[each.name] for each in dataclasses.fields(CostTable)}
+        return from_plain(CostTable, parts, is_exact=True)
+    except (KeyError, TypeError) as error:
         raise ValueError(f"a part is missing or malformed: {error}") from error
-
-
-def _network(record: Mapping[str, Any]) -> Network:
-    fields = dict(record)
-    if fields.get("inner") is not None:
-        fields["inner"] = _network(fields["inner"])
-    return Network(**fields)
-
-
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    return {str(key): float(value) for key, value in record.items()}
 
 
 def _cpu_model() -> str:

@@ -34,6 +34,11 @@ class CostTable(CollectiveTimes):
     figures: dict[str, float] = field(default_factory=dict)
     """What else `torchloom calibrate` measured, by name with unit."""
 
+    @property
+    def core_share(self) -> float:
+        """Which part of a core each rank has while all compute, at most 1."""
+        return self.figures.get(CORE_SHARE, 1.0)
+
     def measure(self, nodes: Iterable[fx.Node], budget_s: float = 0.1) -> int:
         """Measure the operators of nodes that the table does not know; return how many were.
 
@@ -54,6 +59,10 @@ class CostTable(CollectiveTimes):
                 self.ops[key] = found
                 num_measured += 1
         return num_measured
+
+
+CORE_SHARE = "core_share"
+"""The figure of a CPU's table that says which part of a core each rank has: operators are timed by a thread's own clock."""
 
 
 def load_figure(network: str) -> str:
@@ -81,7 +90,8 @@ def node_us(node: fx.Node, table: CostTable) -> float:
     if not is_computed(node):
         return 0.0
     measured = measured_us(node, table)
-    return roofline_us(node, table.device) if measured is None else measured
+    alone_us = roofline_us(node, table.device) if measured is None else measured
+    return alone_us / table.core_share
 
 
 def measured_us(node: fx.Node, table: CostTable) -> float | None:

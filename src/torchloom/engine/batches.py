@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchloom.engine.state import EngineState
 from torchloom.errors import EngineError
 from torchloom.loop.across_ranks import all_reduce
 
 
-class Batches:
+class Batches(EngineState):
     """Part of `Engine`: it takes batches from an iterator."""
 
-    training_dataloader: Any
     _own_batches: Iterator[Any] | None = None
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:

@@ -10,10 +10,9 @@ changed remember how it was scaled, and may step where they scale their own loss
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.loop.owned_params import OwnedParams
+from torchloom.shard.nested import map_tensors
 
 _KEY = "torchloom_engine"
 """Of a mark among the metadata of an autograd node."""
@@ -40,9 +40,12 @@ class _Mark(NamedTuple):
 
 def mark(values: Any, engine: object, loss_scale: float = 1.0) -> None:
     """Mark the tensors in some values as outputs of an engine, or as a loss that it has scaled."""
-    for each in _tensors_in(values):
-        if each.grad_fn is not None:
-            _metadata_of(each.grad_fn)[_KEY] = _Mark(weakref.ref(engine), loss_scale)
+
+    def note(tensor: Tensor) -> None:
+        if tensor.grad_fn is not None:
+            _metadata_of(tensor.grad_fn)[_KEY] = _Mark(weakref.ref(engine), loss_scale)
+
+    map_tensors(values, note)
 
 
 leave_alone(mark, "it marks nodes of autograd's graph")
@@ -123,22 +126,6 @@ def _loss_of(outputs: Sequence[Any], grads: Sequence[Any], loss_scale: float) ->
         return None
     value = loss.detach() * grads[0].detach()
     return value if loss_scale == 1.0 else value / loss_scale
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = value.values()
-    elif isinstance(value, (list, tuple)):
-        items = value
-    elif dataclasses.is_dataclass(value):
-        items = vars(value).values()
-    for each in items:
-        yield from _tensors_in(each)
 
 
 def check_loss(loss: Any) -> None:

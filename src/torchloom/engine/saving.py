@@ -7,25 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from torchloom.checkpoints import Checkpoints, LoadOptions
+from torchloom.checkpoints import LoadOptions
 from torchloom.checkpoints import save_model as export
 from torchloom.checkpoints.folder import root_of
 from torchloom.checkpoints.write import Request
-from torchloom.config import Config
-from torchloom.runtime import Account
+from torchloom.engine.state import EngineState
 
 
-class Saving:
+class Saving(EngineState):
     """Part of `Engine`: it writes and reads checkpoints."""
-
-    module: nn.Module
-    config: Config
-    global_steps: int
-    _checkpoints: Checkpoints
-    _account: Account
-    fp16_enabled: Callable[[], bool]
 
     def save_checkpoint(
         self,
@@ -145,7 +136,7 @@ class Saving:
         Raises:
             CheckpointError: the file cannot be written; every rank raises.
         """
-        dtype = torch.float16 if self.fp16_enabled() else torch.bfloat16
+        dtype = torch.float16 if self.config.precision.dtype == "fp16" else torch.bfloat16
         path = root_of(save_dir) / save_filename
         return export.save_file(self.module, path, dtype, self._checkpoints)
 

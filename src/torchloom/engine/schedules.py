@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -76,18 +77,28 @@ def make_scheduler(name: str, params: Mapping[str, Any], optimizer: Optimizer) -
         raise ConfigError(f"scheduler {name!r} with parameters {dict(params)}: {error}") from error
 
 
+@dataclass(eq=False, repr=False)
 class Schedule(LRScheduler):
-    """Sets rates by DeepSpeed's position, `last_epoch - 1`."""
+    """Sets rates by DeepSpeed's position, `last_epoch - 1`; its fields are DeepSpeed's arguments."""
 
-    def __init__(self, optimizer: Optimizer, last_batch_iteration: int = -1) -> None:
+    optimizer: Optimizer
+    last_batch_iteration: int = field(default=-1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if str(each.type).startswith("PerGroup") and value is not None:
+                setattr(self, each.name, _of_groups(self.optimizer, each.name, value))
         kept = [
-            {k: group[k] for k in ("lr", "betas") if k in group} for group in optimizer.param_groups
+            {k: group[k] for k in ("lr", "betas") if k in group}
+            for group in self.optimizer.param_groups
         ]
-        super().__init__(optimizer)
-        if last_batch_iteration >= 0:  # the first step keeps what the optimizer has
-            for group, own, rate in zip(optimizer.param_groups, kept, self.base_lrs, strict=True):
+        super().__init__(self.optimizer)
+        if self.last_batch_iteration >= 0:  # the first step keeps what the optimizer has
+            groups = self.optimizer.param_groups
+            for group, own, rate in zip(groups, kept, self.base_lrs, strict=True):
                 group.update(own, lr=rate)
-            self.last_epoch = last_batch_iteration + 1
+            self.last_epoch = self.last_batch_iteration + 1
 
     def step(self, epoch: int | None = None) -> None:
         """Set the rates of the next step.
@@ -114,79 +125,76 @@ class Schedule(LRScheduler):
         self._last_lr = list(state_dict["rates"])
 
 
-class WarmupLR(Schedule):
+@dataclass(eq=False, repr=False, kw_only=True)
+class _Warmup(Schedule):
+    """Begins with a rise."""
+
+    warmup_num_steps: int = 1000
+    warmup_type: str = "log"
+
+    def __post_init__(self) -> None:
+        self.warmup_num_steps = max(2, self.warmup_num_steps)
+        super().__post_init__()
+
+    def _rise(self, done: int) -> float | None:
+        """Return the share of the warmup at a position; None behind it."""
+        if done >= self.warmup_num_steps:
+            return None
+        if self.warmup_type == "linear":
+            return done / self.warmup_num_steps
+        return math.log(done + 1) / math.log(self.warmup_num_steps)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class WarmupLR(_Warmup):
     """The rate rises from `warmup_min_lr` to `warmup_max_lr` (default: the optimizer's), and stays."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_min_lr: PerGroup = 0.0,
-        warmup_max_lr: PerGroup | None = None,
-        warmup_num_steps: int = 1000,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        self.min_lrs = _of_groups(optimizer, "warmup_min_lr", warmup_min_lr)
-        self._high = None
-        if warmup_max_lr is not None:
-            self._high = _of_groups(optimizer, "warmup_max_lr", warmup_max_lr)
-        self.warmup_num_steps, self.warmup_type = max(2, warmup_num_steps), warmup_type
-        super().__init__(optimizer, last_batch_iteration)
+    warmup_min_lr: PerGroup = 0.0
+    warmup_max_lr: PerGroup | None = None
 
     @property
-    def max_lrs(self) -> list[Any]:
+    def min_lrs(self) -> Any:
+        """The rate of each group before the warmup."""
+        return self.warmup_min_lr
+
+    @property
+    def max_lrs(self) -> Any:
         """The rate of each group behind the warmup."""
-        return self.base_lrs if self._high is None else self._high
+        return self.base_lrs if self.warmup_max_lr is None else self.warmup_max_lr
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
         done = max(0, self.last_epoch - 1)
-        rising = done < self.warmup_num_steps
-        share = (
-            _rise(done, self.warmup_num_steps, self.warmup_type) if rising else self._after(done)
-        )
-        return [
-            low + (top - low) * share for low, top in zip(self.min_lrs, self.max_lrs, strict=True)
-        ]
+        rise = self._rise(done)
+        share = self._after(done) if rise is None else rise
+        rates = zip(self.min_lrs, self.max_lrs, strict=True)
+        return [low + (top - low) * share for low, top in rates]
 
     def _after(self, done: int) -> float:
         return 1.0
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WarmupDecayLR(WarmupLR):
     """A warmup, then a linear fall to `warmup_min_lr`."""
 
-    def __init__(self, optimizer: Optimizer, total_num_steps: int, **warmup: Any) -> None:
-        self.total_num_steps = total_num_steps
-        super().__init__(optimizer, **warmup)
+    total_num_steps: int
 
     def _after(self, done: int) -> float:
-        return max(
-            0.0,
-            (self.total_num_steps - done) / max(1, self.total_num_steps - self.warmup_num_steps),
-        )
+        fall = max(1, self.total_num_steps - self.warmup_num_steps)
+        return max(0.0, (self.total_num_steps - done) / fall)
 
 
-class WarmupCosineLR(Schedule):
+@dataclass(eq=False, repr=False, kw_only=True)
+class WarmupCosineLR(_Warmup):
     """The optimizer's rate times a ratio that rises, then falls along a cosine.
 
     DeepSpeed's first step has the ratio 0, whatever `warmup_min_ratio` is.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        total_num_steps: int,
-        warmup_min_ratio: float = 0.0,
-        warmup_num_steps: int = 1000,
-        cos_min_ratio: float = 0.0001,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        self.warmup_num_steps, self.warmup_type = max(2, warmup_num_steps), warmup_type
-        self.total_num_steps = total_num_steps
-        self._first, self._last = warmup_min_ratio, cos_min_ratio
-        super().__init__(optimizer, last_batch_iteration)
+    total_num_steps: int
+    warmup_min_ratio: float = 0.0
+    cos_min_ratio: float = 0.0001
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
@@ -198,87 +206,68 @@ class WarmupCosineLR(Schedule):
         done = self.last_epoch - 1
         if done < 0:
             return 0.0
-        if done < self.warmup_num_steps:
-            share = _rise(done, self.warmup_num_steps, self.warmup_type)
-            return self._first + (1 - self._first) * share
+        rise, low = self._rise(done), self.cos_min_ratio
+        if rise is not None:
+            return self.warmup_min_ratio + (1 - self.warmup_min_ratio) * rise
         fall = max(1, self.total_num_steps - self.warmup_num_steps)
         fallen = min(1.0, (done - self.warmup_num_steps + 1) / fall)
-        return self._last + (1 - self._last) * (1 + math.cos(math.pi * fallen)) / 2
+        return low + (1 - low) * (1 + math.cos(math.pi * fallen)) / 2
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LRRangeTest(Schedule):
     """The rate grows without end from `lr_range_test_min_lr`, to find the largest that trains."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        lr_range_test_min_lr: PerGroup = 1e-3,
-        lr_range_test_step_size: int = 2000,
-        lr_range_test_step_rate: float = 1.0,
-        lr_range_test_staircase: bool = False,
-        last_batch_iteration: int = -1,
-    ) -> None:
-        self._low = _of_groups(optimizer, "lr_range_test_min_lr", lr_range_test_min_lr)
-        self._step_size, self._growth = lr_range_test_step_size, lr_range_test_step_rate
-        self._in_stairs = lr_range_test_staircase
-        super().__init__(optimizer, last_batch_iteration)
+    lr_range_test_min_lr: PerGroup = 1e-3
+    lr_range_test_step_size: int = 2000
+    lr_range_test_step_rate: float = 1.0
+    lr_range_test_staircase: bool = False
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
-        intervals = self.last_epoch / self._step_size
-        growth = 1 + self._growth * (math.floor(intervals) if self._in_stairs else intervals)
-        return [low * growth for low in self._low]
+        intervals = self.last_epoch / self.lr_range_test_step_size
+        if self.lr_range_test_staircase:
+            intervals = math.floor(intervals)
+        lows: Any = self.lr_range_test_min_lr
+        return [low * (1 + self.lr_range_test_step_rate * intervals) for low in lows]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class OneCycle(Schedule):
     """The rate rises and falls once, then decays; Adam's first beta moves the other way."""
 
-    def __init__(  # noqa: PLR0913  DeepSpeed's keywords
-        self,
-        optimizer: Optimizer,
-        cycle_min_lr: PerGroup,
-        cycle_max_lr: PerGroup,
-        decay_lr_rate: float = 0.0,
-        cycle_first_step_size: float = 2000,
-        cycle_second_step_size: float | None = None,
-        cycle_first_stair_count: int = 0,
-        cycle_second_stair_count: int | None = None,
-        decay_step_size: float = 0,
-        cycle_momentum: bool = True,
-        cycle_min_mom: PerGroup = 0.8,
-        cycle_max_mom: PerGroup = 0.9,
-        decay_mom_rate: float = 0.0,
-        last_batch_iteration: int = -1,
-    ) -> None:
-        first, stairs = cycle_first_step_size, cycle_first_stair_count
-        second = first if cycle_second_step_size is None else cycle_second_step_size
-        self._sizes = (first, second)
-        self.step_ratio = first / (first + second)
-        self._stairs = (
-            stairs,
-            stairs if cycle_second_stair_count is None else cycle_second_stair_count,
-        )
-        self.min_lrs = _of_groups(optimizer, "cycle_min_lr", cycle_min_lr)
-        self.max_lrs = _of_groups(optimizer, "cycle_max_lr", cycle_max_lr)
-        self._betas = (
-            _of_groups(optimizer, "cycle_min_mom", cycle_min_mom),
-            _of_groups(optimizer, "cycle_max_mom", cycle_max_mom),
-        )
-        self._decay = (decay_step_size, decay_lr_rate, decay_mom_rate)
-        self._moves_betas = cycle_momentum and "betas" in optimizer.defaults
-        if cycle_momentum and not self._moves_betas:
+    cycle_min_lr: PerGroup
+    cycle_max_lr: PerGroup
+    decay_lr_rate: float = 0.0
+    cycle_first_step_size: float = 2000
+    cycle_second_step_size: float | None = None
+    cycle_first_stair_count: int = 0
+    cycle_second_stair_count: int | None = None
+    decay_step_size: float = 0
+    cycle_momentum: bool = True
+    cycle_min_mom: PerGroup = 0.8
+    cycle_max_mom: PerGroup = 0.9
+    decay_mom_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        first, stairs = self.cycle_first_step_size, self.cycle_first_stair_count
+        second, more = self.cycle_second_step_size, self.cycle_second_stair_count
+        self._sizes = (first, first if second is None else second)
+        self._stairs = (stairs, stairs if more is None else more)
+        self._moves_betas = self.cycle_momentum and "betas" in self.optimizer.defaults
+        if self.cycle_momentum and not self._moves_betas:
             logger.warning(
                 "OneCycle leaves the momentum alone, as DeepSpeed does: %s has no betas; set "
                 "cycle_momentum to false",
-                type(optimizer).__name__,
+                type(self.optimizer).__name__,
             )
-        super().__init__(optimizer, last_batch_iteration)
+        super().__post_init__()
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each group."""
-        share, decay = self._share(), self._decayed(self._decay[1])
-        rates = zip(self.min_lrs, self.max_lrs, strict=True)
-        return [(low + (top - low) * share) / decay for low, top in rates]
+        share, decay = self._share(), self._decayed(self.decay_lr_rate)
+        lows, tops = self.cycle_min_lr, self.cycle_max_lr
+        return [(low + (top - low) * share) / decay for low, top in zip(lows, tops, strict=True)]  # type: ignore[arg-type]
 
     def step(self, epoch: int | None = None) -> None:
         """Set the rates and betas of the next step.
@@ -299,8 +288,8 @@ class OneCycle(Schedule):
         return self._betas_at(self._share()) if self._moves_betas else None
 
     def _betas_at(self, share: float) -> list[tuple[float, float]]:
-        growth = self._decayed(self._decay[2])
-        pairs = zip(*self._betas, strict=True)
+        growth = self._decayed(self.decay_mom_rate)
+        pairs = zip(self.cycle_min_mom, self.cycle_max_mom, strict=True)  # type: ignore[arg-type]
         return [((top - (top - low) * share) * growth, _SECOND_BETA) for low, top in pairs]
 
     def _share(self) -> float:
@@ -314,18 +303,13 @@ class OneCycle(Schedule):
 
     def _decayed(self, rate: float) -> float:
         """Return the factor of the decay behind the cycle."""
-        behind, size = max(0, self.last_epoch - sum(self._sizes)), self._decay[0]
+        behind, size = max(0, self.last_epoch - sum(self._sizes)), self.decay_step_size
         return 1 + rate * behind / size if size else 1.0
 
 
 _DEEPSPEED = {
     made.__name__: made for made in (WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle)
 }
-
-
-def _rise(done: int, num_steps: int, kind: str) -> float:
-    """Return the share of the warmup at a position."""
-    return done / num_steps if kind == "linear" else math.log(done + 1) / math.log(num_steps)
 
 
 def _of_groups(optimizer: Optimizer, name: str, value: PerGroup) -> list[float]:

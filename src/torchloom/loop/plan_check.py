@@ -26,7 +26,7 @@ from torchloom._torch.modes import is_profiling
 from torchloom.events import PlanCompared
 from torchloom.log import get_logger
 from torchloom.memory import distinct_bytes
-from torchloom.memory.measure import memory_profile, profiler_events
+from torchloom.memory.measure import allocations, memory_profile, profiler_events
 from torchloom.pipeline import CompileSession
 from torchloom.runtime import Communicator
 from torchloom.runtime.host import is_on_host
@@ -112,9 +112,8 @@ class Meter:
     def _add(self, profile: torch.profiler.profile) -> None:
         found = profiler_events(profile)
         self.is_lost |= not found
-        memory = [event for event in found if event.name() == "[memory]"]
-        for event in sorted(memory, key=lambda event: event.start_ns()):
-            self.live_bytes += event.nbytes()
+        for num_bytes in allocations(found):
+            self.live_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchloom.config import PrecisionConfig
 from torchloom.shard import Precision
+from torchloom.shard.nested import map_tensors
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,30 +42,12 @@ def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
         >>> cast_inputs({"x": torch.ones(2), "n": 3}, torch.bfloat16)
         {'x': tensor([1., 1.], dtype=torch.bfloat16), 'n': 3}
     """
-    return _cast(value, dtype)[0]
 
+    def cast(tensor: Tensor) -> Tensor | None:
+        is_cast = tensor.is_floating_point() and tensor.dtype != dtype
+        return tensor.to(dtype) if is_cast else None
 
-def _cast(value: Any, dtype: torch.dtype) -> tuple[Any, bool]:
-    """Return what becomes of a value, and whether it is another: Dynamo cannot compare containers by identity."""
-    if isinstance(value, Tensor):
-        is_cast = value.is_floating_point() and value.dtype != dtype
-        return (value.to(dtype), True) if is_cast else (value, False)
-    is_changed = False
-    if isinstance(value, MutableMapping):
-        changed = _changed(value.items(), dtype)
-        is_changed = bool(changed)
-        value = _with_items(value, changed)
-    if isinstance(value, (list, tuple)):
-        changed = _changed(enumerate(value), dtype)
-        if not changed:
-            return value, is_changed
-        items = [changed.get(index, item) for index, item in enumerate(value)]
-        return value._make(items) if hasattr(value, "_make") else type(value)(items), True  # type: ignore[call-arg]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in dataclasses.fields(value) if hasattr(value, each.name)]
-        changed = _changed(((n, getattr(value, n)) for n in names), dtype)
-        return _with_fields(value, changed), is_changed or bool(changed)
-    return value, is_changed
+    return map_tensors(value, cast)
 
 
 def cast_around(model: nn.Module, precision: Precision) -> Iterator[RemovableHandle]:
@@ -84,37 +65,6 @@ def cast_around(model: nn.Module, precision: Precision) -> Iterator[RemovableHan
             return cast_inputs(result, output)
 
         yield model.register_forward_hook(behind)
-
-
-def _changed(items: Iterable[tuple[Any, Any]], dtype: torch.dtype) -> dict[Any, Any]:
-    """Return what becomes of those items that are cast, or hold something that is."""
-    cast = ((key, *_cast(item, dtype)) for key, item in items)
-    return {key: new for key, new, is_changed in cast if is_changed}
-
-
-def _with_items(value: MutableMapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping with some items replaced: of its class, with its attributes."""
-    if not changed:
-        return value
-    if type(value) is dict:
-        return {**value, **changed}  # Dynamo traces this, and breaks at `copy.copy`
-    if dataclasses.is_dataclass(value):
-        # Outputs of transformers: of a copy, Dynamo (torch 2.13) hands out an object without the other items.
-        return type(value)(**{**value, **changed})
-    made = copy.copy(value)
-    for key, item in changed.items():
-        made[key] = item
-    return made
-
-
-def _with_fields(value: Any, changed: dict[str, Any]) -> Any:
-    """Return a copy of a dataclass with some fields replaced, also of a frozen one."""
-    if not changed:
-        return value
-    made = copy.copy(value)
-    for name, item in changed.items():
-        object.__setattr__(made, name, item)
-    return made
 
 
 def autocasting(config: PrecisionConfig, device: torch.device) -> AbstractContextManager[Any]:

@@ -26,7 +26,7 @@ from torchloom.loop.precision import cast_around, shard_precision
 from torchloom.loop.slices import step_in_slices
 from torchloom.runtime import Communicator, for_model, lookup
 from torchloom.runtime.exchanges import new_agreement
-from torchloom.runtime.lines import Limits, set_limits
+from torchloom.runtime.lines import set_limits
 from torchloom.shard import (
     ByModule,
     Layout,
@@ -199,7 +199,7 @@ def meet_within(limits: TimeoutsConfig, port: int = 29500) -> None:
         timeout=timedelta(seconds=limits.process_group_s),
         rendezvous_s=limits.rendezvous_s,
     )
-    set_limits(Limits(step_s=limits.step_s, compile_s=limits.compile_s, agree_s=limits.agree_s))
+    set_limits(limits)
 
 
 def shard_over(

@@ -26,7 +26,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
-from torchloom.shard.shards import join, pad_storage, padded_flat
+from torchloom.shard.shards import join, pad_storage, padded_flat, slice_of
 
 
 class Slices:
@@ -147,18 +147,6 @@ class Slices:
                     f"the parameters {name!r} and {other!r} share memory since they were given new "
                     "data: tie them before torchloom.initialize, or give each a .clone()"
                 )
-
-
-def slice_of(whole: Tensor, numel: int, rank: int) -> Tensor:
-    """Return a rank's slice of a tensor that each rank holds: flat, with zeros behind the last element.
-
-    Args:
-        whole: such as a gradient that is averaged.
-        numel: elements of a slice.
-        rank: whose slice it is.
-    """
-    flat = whole.reshape(-1)[rank * numel : (rank + 1) * numel]
-    return nn.functional.pad(flat, (0, numel - flat.numel())) if flat.numel() < numel else flat
 
 
 def _lies_in(param: Tensor, padded: Tensor) -> bool:

@@ -1,14 +1,14 @@
 """Stream optimizer states, and shards of parameters, from host memory through the optimizer's step.
 
 At rest the tensors in `optimizer.state`, and the data of offloaded shards, are host memory. In a
-step chunks of parameters take turns: their tensors are loaded into a slot of device memory, torch's
+step chunks of parameters take turns: their tensors are loaded into device memory, torch's
 optimizer steps just them, and what it wrote goes back. Every optimizer here steps each parameter on
 its own, so stepping chunk by chunk gives bitwise the same result as stepping all at once.
 
     one slot     load 0, step 0, store 0 | load 1, step 1, store 1 | ...
     two slots    load 1 runs beside step 0, and beside store 0 if the link carries both directions
 
-A slot is filled again when the store that read it is done.
+A slot is free again when the store that read it is done.
 """
 
 from __future__ import annotations
@@ -88,14 +88,13 @@ class StateStream:
         leaves = [leaf for leaf in self._leaves() if leaf.grad is not None]
         resident = self._residents(leaves)
         chunks = self._chunks(leaves, resident)
-        slots = self._make_slots(chunks)
         num_loaded = 0
         for index, chunk in enumerate(chunks):
-            # Fill every slot that this chunk, or one after it, may have.
+            # Load this chunk, and those after it for which there is room.
             for ahead in range(num_loaded, min(index + self.num_slots, len(chunks))):
                 if ahead >= self.num_slots:
                     self._end_store(chunks[ahead - self.num_slots])
-                self._load(chunks[ahead], slots[ahead % self.num_slots])
+                self._load(chunks[ahead])
                 num_loaded += 1
             _end(chunk)
             with only(self.optimizer, chunk.leaves), self._in_fp32(chunk.leaves):
@@ -192,17 +191,11 @@ class StateStream:
             chunks[-1].hosts.update(hosts)
         return chunks
 
-    def _make_slots(self, chunks: list[_Chunk]) -> list[Tensor]:
-        size = max((_room(chunk.hosts.values()) for chunk in chunks), default=0)
-        num = min(self.num_slots, len(chunks))
-        return [torch.empty(size, dtype=torch.uint8, device=self.mover.device) for _ in range(num)]
-
-    def _load(self, chunk: _Chunk, slot: Tensor) -> None:
-        offset, places = 0, {}
-        for key, host in chunk.hosts.items():
-            place = slot[offset : offset + host.nbytes].view(host.dtype)
-            places[key] = place.as_strided(host.size(), host.stride())
-            offset += _room([host])
+    def _load(self, chunk: _Chunk) -> None:
+        places = {
+            key: torch.empty_like(host, device=self.mover.device)
+            for key, host in chunk.hosts.items()
+        }
         pairs = list(zip(chunk.hosts.values(), places.values(), strict=True))
         self._put(places)
         chunk.copy = self.mover.begin_copy("to_device", pairs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,20 @@ LogMetrics = Callable[[dict[str, float], int], object]
 """Takes metrics by name and the number of the step, as `wandb.log` and `mlflow.log_metrics` do."""
 
 
+Receiver = Generator[None, StepEnded, None]
+"""Is sent each step; closed when the engine is destroyed, to write what it holds back. One that has raised is made anew."""
+
+
 @dataclass
 class Tracker:
     """One receiver of steps."""
 
-    tell: Callable[[StepEnded], object]
+    open: Callable[[], Receiver]
+    """Makes it."""
     name: str
     """For the warning."""
     every: int = 1
-    open: Callable[[], object] | None = None
-    """Called once, before the first step."""
-    close: Callable[[], object] | None = None
-    """Called when the engine is destroyed."""
+    _receiver: Receiver | None = field(default=None, init=False)
     _has_failed: bool = field(default=False, init=False)
     _failed_at: int = field(default=0, init=False)
     _pause: int = field(default=0, init=False)
@@ -53,25 +55,30 @@ class Tracker:
         """Say whether it gets this step."""
         return step % self.every == 0 and step >= self._failed_at + self._pause
 
-    def begin(self) -> bool:
-        """Let it open what it writes to; say whether it could."""
-        return self.open is None or self._is_done(self.open, 0)
+    def begin(self) -> None:
+        """Let it open what it writes to; where that fails it is tried again at a later step."""
+        self._do(self._opened, 0)
 
     def take(self, ended: StepEnded) -> None:
         """Hand a step over; the first failure is logged as a warning."""
-        if self._is_done(lambda: self.tell(ended), ended.step):
-            self._pause = 0
-        else:
-            self._failed_at, self._pause = ended.step, min(2 * self._pause or 1, MAX_PAUSE)
+        self._do(lambda: self._opened().send(ended), ended.step)
 
     def end(self, step: int) -> None:
         """Let it write what it holds back."""
-        if self.close is not None:
-            self._is_done(self.close, step)
+        if self._receiver is not None:
+            self._do(self._receiver.close, step)
 
-    def _is_done(self, call: Callable[[], object], step: int) -> bool:
+    def _opened(self) -> Receiver:
+        if self._receiver is None:
+            made = self.open()
+            next(made)
+            self._receiver = made
+        return self._receiver
+
+    def _do(self, call: Callable[[], object], step: int) -> None:
         try:
             call()
+            self._pause = 0
         except Exception as error:  # noqa: BLE001  users' and libraries' code: disks, networks, anything
             level = logging.DEBUG if self._has_failed else logging.WARNING
             logger.log(
@@ -82,9 +89,8 @@ class Tracker:
                 type(error).__name__,
                 error,
             )
-            self._has_failed = True
-            return False
-        return True
+            self._has_failed, self._receiver = True, None
+            self._failed_at, self._pause = step, min(2 * self._pause or 1, MAX_PAUSE)
 
 
 def tracker_of(log: LogMetrics, every: int, prefix: str) -> Tracker:
@@ -106,7 +112,13 @@ def tracker_of(log: LogMetrics, every: int, prefix: str) -> Tracker:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ConfigError(f"log_to(every={every!r}): write a whole number of steps, at least 1")
     name = getattr(log, "__qualname__", type(log).__name__)
-    return Tracker(lambda ended: log(ended.metrics(prefix), ended.step), f"{name} of log_to", every)
+
+    def calling() -> Receiver:
+        while True:
+            ended = yield
+            log(ended.metrics(prefix), ended.step)
+
+    return Tracker(calling, f"{name} of log_to", every)
 
 
 def tags(ended: StepEnded) -> Mapping[str, float]:
@@ -123,90 +135,52 @@ def tags(ended: StepEnded) -> Mapping[str, float]:
 
 
 def trackers_of(monitors: MonitorsConfig) -> list[Tracker]:
-    """Open what a configuration asks for; return a tracker for each section that could be opened."""
-    asked = (
-        ("tensorboard", TensorBoardMonitor, monitors.tensorboard),
-        ("wandb", WandbMonitor, monitors.wandb),
-        ("csv_monitor", CsvMonitor, monitors.csv),
-    )
-    found = []
-    for name, kind, section in asked:
-        if section is not None:
-            monitor = kind(section)
-            found.append(
-                Tracker(monitor, f"{name} of the config", open=monitor.open, close=monitor.close)
-            )
-    return [tracker for tracker in found if tracker.begin()]
+    """Open what a configuration asks for; return a tracker for each section."""
+    found: list[Tracker] = []
+    if monitors.tensorboard is not None:
+        folder = monitors.tensorboard.folder.absolute()
+        found.append(Tracker(lambda: _tensorboard(folder), "tensorboard of the config"))
+    if (wandb := monitors.wandb) is not None:
+        found.append(Tracker(lambda: _wandb(wandb), "wandb of the config"))
+    if monitors.csv is not None:
+        into = monitors.csv.folder.absolute()
+        found.append(Tracker(lambda: _csv(into), "csv_monitor of the config"))
+    for each in found:
+        each.begin()
+    return found
 
 
-class _Monitor:
-    """One receiver of steps."""
-
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self._into: Any = None
-        """What it writes to."""
-
-    def open(self) -> None:
-        """Make or find what it writes to."""
-
-    def close(self) -> None:
-        """Write what is held back."""
-
-
-class TensorBoardMonitor(_Monitor):
-    """Writes event files; each step can be read at once."""
-
-    def open(self) -> None:
-        """Begin a file of this run."""
-        board: Any = importlib.import_module("torch.utils.tensorboard")  # an optional package
-        self._into = board.SummaryWriter(log_dir=str(self._config.folder.absolute()))
-
-    def __call__(self, ended: StepEnded) -> None:
-        """Write one step."""
-        if self._into is None:
-            self.open()
-        writer: Any = self._into
-        self._into = None  # a writer that has failed once fails for good
+def _tensorboard(folder: Path) -> Receiver:
+    """Write an event file; each step can be read at once."""
+    board: Any = importlib.import_module("torch.utils.tensorboard")  # an optional package
+    writer = board.SummaryWriter(log_dir=str(folder))
+    while True:
+        try:
+            ended = yield
+        except GeneratorExit:  # not after a failure: a writer that has failed once fails for good
+            writer.close()
+            return
         for name, value in tags(ended).items():
             writer.add_scalar(name, value, ended.samples)
         writer.flush()
-        self._into = writer
-
-    def close(self) -> None:
-        """Write what is held back."""
-        if self._into is not None:
-            self._into.close()
 
 
-class WandbMonitor(_Monitor):
-    """Logs to the program's run, or starts one; wandb ends it with the program."""
-
-    def open(self) -> None:
-        """Find the program's run, or start one."""
-        wandb: Any = importlib.import_module("wandb")  # an optional package
-        asked = self._config
-        self._into = wandb.run or wandb.init(
-            project=asked.project, entity=asked.team, group=asked.group
-        )
-
-    def __call__(self, ended: StepEnded) -> None:
-        """Log one step."""
-        self._into.log(dict(tags(ended)), step=ended.samples)
+def _wandb(config: Any) -> Receiver:
+    """Log to the program's run, or to one that begins here; wandb ends it with the program."""
+    wandb: Any = importlib.import_module("wandb")  # an optional package
+    run = wandb.run or wandb.init(project=config.project, entity=config.team, group=config.group)
+    while True:
+        ended = yield
+        run.log(dict(tags(ended)), step=ended.samples)
 
 
-class CsvMonitor(_Monitor):
-    """Appends to one file for each number, `Train_Samples_lr.csv` for `Train/Samples/lr`."""
-
-    def open(self) -> None:
-        """Make the folder."""
-        self._into = self._config.folder.absolute()
-        self._into.mkdir(parents=True, exist_ok=True)
-
-    def __call__(self, ended: StepEnded) -> None:
-        """Write one step."""
+def _csv(folder: Path) -> Receiver:
+    """Append to one file for each number, `Train_Samples_lr.csv` for `Train/Samples/lr`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        ended = yield
         for name, value in tags(ended).items():
-            _append(self._into / f"{name.replace('/', '_')}.csv", name, ended.samples, value)
+            _append(folder / f"{name.replace('/', '_')}.csv", name, ended.samples, value)
 
 
 def _append(path: Path, name: str, samples: int | None, value: float) -> None:

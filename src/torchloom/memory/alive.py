@@ -16,7 +16,7 @@ import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -55,20 +55,6 @@ class PeakContents:
     layer: str
     groups: tuple[PeakGroup, ...]
     """The largest first; their bytes add up to the peak."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PeakContents:
-        """Return what `to_dict` made `data` of."""
-        fields: dict[str, Any] = dict(data)
-        fields["groups"] = tuple(
-            PeakGroup(str(kind), str(layer), int(num_bytes), int(num_values))
-            for kind, layer, num_bytes, num_values in data["groups"]
-        )
-        return cls(**fields)
 
 
 def module_of(node: fx.Node) -> str:

@@ -8,7 +8,7 @@ calling graph, all others are the call's own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -20,7 +20,6 @@ from torchloom.ops.regions import (
     half_of_node,
     inputs_of,
     is_call_of_body,
-    region,
     region_backward,
 )
 
@@ -31,6 +30,14 @@ def expanded(graph: fx.Graph) -> fx.Graph:
     Args:
         graph: a lowered graph; returned itself if it calls no body.
     """
+    return _expanded(graph, _inlined)
+
+
+def _expanded(
+    graph: fx.Graph,
+    run: Callable[[fx.Graph, fx.Node, dict[fx.Node, fx.Node]], list[fx.Node]],
+) -> fx.Graph:
+    """Copy a graph, with what `run` appends in the place of a call; itself if it calls no body."""
     if not any(is_call_of_body(node) for node in graph.nodes):
         return graph
     found = fx.Graph()
@@ -38,11 +45,13 @@ def expanded(graph: fx.Graph) -> fx.Graph:
     called: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
         if is_call_of_body(node):
-            called[node] = _inlined(found, node, env)
+            called[node] = run(found, node, env)
         elif node.target is operator.getitem and node.args[0] in called:
-            env[node] = called[node.args[0]][node.args[1]]
+            values = called[node.args[0]]
+            if node.args[1] < len(values):  # behind, it hands values to its own backward
+                env[node] = values[node.args[1]]
         else:
-            env[node] = found.node_copy(node, lambda used: env[used])
+            env[node] = found.node_copy(node, env.__getitem__)
     return found
 
 
@@ -71,33 +80,17 @@ def expanded_joint(joint: fx.Graph) -> ExpandedJoint:
     Args:
         joint: returned itself if it calls no body. Nodes outside of calls keep their names.
     """
-    if not any(is_call_of_body(node) for node in joint.nodes):
-        return ExpandedJoint(joint, ())
-    found = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    called: dict[fx.Node, list[fx.Node]] = {}
     calls: dict[int, _JointCall] = {}
-    for node in joint.nodes:
-        if node.target is region:
-            number = args_of(node)[1]
-            calls[number] = _JointCall(node)
-            called[node] = calls[number].run_forward(found, env)
-        elif node.target is region_backward:
-            called[node] = calls[args_of(node)[1]].run_backward(found, node, env)
-        elif node.target is operator.getitem and node.args[0] in called:
-            values = called[node.args[0]]
-            if node.args[1] < len(values):  # behind, it hands values to its own backward
-                env[node] = values[node.args[1]]
-        else:
-            env[node] = found.create_node(
-                node.op,
-                node.target,
-                fx.node.map_arg(node.args, env.__getitem__),
-                fx.node.map_arg(dict(node.kwargs), env.__getitem__),
-                node.name,
-            )
-            env[node].meta = node.meta
-    return ExpandedJoint(found, tuple(each.part for each in calls.values()))
+
+    def run(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+        number = args_of(node)[1]
+        if node.target is region_backward:
+            return calls[number].run_backward(graph, node, env)
+        calls[number] = _JointCall(node)
+        return calls[number].run_forward(graph, env)
+
+    graph = _expanded(joint, run)
+    return ExpandedJoint(graph, tuple(each.part for each in calls.values()))
 
 
 class _JointCall:

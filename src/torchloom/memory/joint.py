@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchloom.graph import forward_nodes, value_of
 from torchloom.memory.graph_memory import Probe
 from torchloom.memory.micro_step import MUTATIONS, is_kept
-from torchloom.memory.storages import Storage, storages_of
+from torchloom.memory.storages import Storage, outputs_of, storages_of
 
 _DROPPED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -200,9 +200,7 @@ def joint_model(joint: fx.Graph, num_results: int, probe: Probe | None = None) -
         touched.append(tuple(numbers[key] for key in storages))
         fresh.append(tuple(numbers[key] for key in new))
         workspace.append(0 if found is None else found.workspace_bytes)
-    values = joint.output_node().args[0]
-    described = list(joint.output_node().meta.get("desc") or [None] * len(values))  # type: ignore[arg-type]
-    outputs = [(v, type(d).__name__) for v, d in zip(values, described, strict=True)]  # type: ignore[arg-type]
+    outputs = outputs_of(joint)
     results = [(v, role) for v, role in outputs[:num_results] if isinstance(v, fx.Node)]
     gradients = [v for v, _ in outputs[num_results:] if isinstance(v, fx.Node)]
     tangents = [n for n in nodes if n.op == "placeholder" and n.name.startswith("tangents")]

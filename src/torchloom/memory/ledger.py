@@ -186,6 +186,8 @@ def step_memory(
         >>> 4000 <= found.peak_bytes < 9000
         True
     """
+    if not isinstance(optimizer, Optimizer):
+        return None  # no twin can be made of it
     workspaces = workspaces or WorkspaceTable()
     found = None
     for _ in range(2):  # the second time with the workspaces of operators met in the first

@@ -33,9 +33,8 @@ def measure_peak(fn: Callable[[], Any]) -> Measured:
         kept = fn()
     del kept
     live = peak = 0
-    memory = [event for event in profiler_events(profile) if event.name() == "[memory]"]
-    for event in sorted(memory, key=lambda event: event.start_ns()):
-        live += event.nbytes()
+    for num_bytes in allocations(profiler_events(profile)):
+        live += num_bytes
         peak = max(peak, live)
     return Measured(peak, live)
 
@@ -62,6 +61,12 @@ def profiler_events(profile: torch.profiler.profile) -> list[Any]:
     """Return the raw events of a profile that has ended: names, start_ns, duration_ns, nbytes."""
     profiler: Any = profile.profiler
     return list(profiler.kineto_results.events())
+
+
+def allocations(events: list[Any]) -> list[int]:
+    """Return the bytes of each allocation among the events of a profile, negative where they are freed, in order of time."""
+    memory = [event for event in events if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns())]
 
 
 def device_bytes(device: torch.device | None = None) -> int:

@@ -21,7 +21,13 @@ from torch import fx
 from torchloom._torch.dynamo import keeps_tangents
 from torchloom.graph import value_of
 from torchloom.memory.graph_memory import GraphMemory, Probe, graph_memory_of
-from torchloom.memory.storages import Storage, Transit, regathered_at, storages_of
+from torchloom.memory.storages import (
+    Storage,
+    Transit,
+    outputs_of,
+    regathered_at,
+    storages_of,
+)
 
 
 @dataclass(slots=True)
@@ -68,20 +74,19 @@ def micro_step(
         is_recorded: whether the graphs run as CUDA graphs: saved values keep their memory, callers get copies.
     """
     inputs = _storages(forward.find_nodes(op="placeholder"))
-    outputs = forward.output_node()
     nodes = itertools.chain(forward.nodes, backward.nodes)
     scratch = {} if transit is None else regathered_at(nodes, transit)
     simulate = functools.partial(
         graph_memory_of, probe=probe, transit=transit, scratch=scratch, keeps_lives=keeps_lives
     )
-    program = simulate(forward.nodes, outputs.all_input_nodes, held=inputs)
+    program = simulate(forward.nodes, forward.output_node().all_input_nodes, held=inputs)
     placeholders = list(backward.find_nodes(op="placeholder"))
     tangents = [node for node in placeholders if node.name.startswith("tangents")]
     saved = _storages(node for node in placeholders if node not in tangents)
     # What only mutates an input is copied there and dropped before the caller goes on; a result
     # that does so as well is returned as that input.
-    written = _storages(_with_role(outputs, MUTATIONS))
-    results = _storages(_results(outputs, saved)) - written
+    written = _storages(_with_role(forward, MUTATIONS))
+    results = _storages(_results(forward, saved)) - written
     kept = {s: n for s, n in program.results.items() if s in saved or s not in written}
     seeds = {s: n for s, n in _sized(tangents).items() if s not in results}
     roots = _storages(node for node in tangents if is_kept(value_of(node)))
@@ -114,22 +119,17 @@ RESULTS = ("PlainAOTOutput", "IntermediateBaseAOTOutput", "MetadataMutationAOTOu
 MUTATIONS = ("InputMutationAOTOutput",)
 
 
-def _results(output: fx.Node, saved: set[Storage]) -> list[fx.Node]:
+def _results(forward: fx.Graph, saved: set[Storage]) -> list[fx.Node]:
     """Return what the caller gets. Where descriptors were lost: all in front of the saved values."""
-    if output.meta.get("desc"):
-        return _with_role(output, RESULTS)
-    values = [value for value in output.args[0] if isinstance(value, fx.Node)]  # type: ignore[union-attr]
+    if forward.output_node().meta.get("desc"):
+        return _with_role(forward, RESULTS)
+    values = _with_role(forward, (type(None).__name__,))
     return list(itertools.takewhile(lambda node: not saved & set(storages_of(node)), values))
 
 
-def _with_role(output: fx.Node, roles: Collection[str]) -> list[fx.Node]:
-    values = output.args[0]
-    described = output.meta.get("desc") or [None] * len(values)  # type: ignore[arg-type]
-    return [
-        value
-        for value, role in zip(values, described, strict=True)  # type: ignore[arg-type]
-        if isinstance(value, fx.Node) and type(role).__name__ in roles
-    ]
+def _with_role(graph: fx.Graph, roles: Collection[str]) -> list[fx.Node]:
+    found = outputs_of(graph)
+    return [value for value, role in found if isinstance(value, fx.Node) and role in roles]
 
 
 def _storages(nodes: Iterable[fx.Node]) -> set[Storage]:

@@ -20,7 +20,7 @@ from torchloom._torch.tensors import fake_mode, size_hint
 from torchloom.graph import value_of
 from torchloom.memory.ledger import Ledger, maker_of
 from torchloom.memory.micro_step import RESULTS, is_kept
-from torchloom.memory.storages import Transit, Weight, distinct_bytes
+from torchloom.memory.storages import Transit, Weight, distinct_bytes, outputs_of
 from torchloom.memory.workspace import WorkspaceTable
 from torchloom.pieces.wrapper import load_wrapper
 
@@ -48,16 +48,14 @@ class Interface:
 
 def interface_of(forward: fx.Graph, backward: fx.Graph) -> Interface:
     """Read the interface of split graphs before a compiler rewrites them."""
-    output = forward.output_node()
-    values: Any = output.args[0]
-    described = output.meta.get("desc") or [None] * len(values)
     placeholders = list(backward.find_nodes(op="placeholder"))
-    names = [node.name if isinstance(node, fx.Node) else None for node in values]
+    outputs = outputs_of(forward)
+    names = [node.name if isinstance(node, fx.Node) else None for node, _ in outputs]
     known = set(names)
     return Interface(
         inputs=tuple(_like(value_of(n)) for n in forward.find_nodes(op="placeholder")),
         outputs=tuple(names),
-        roles=tuple(type(each).__name__ for each in described),
+        roles=tuple(role for _, role in outputs),
         saved=tuple(node.name for node in placeholders),
         tangents={n.name: _like(value_of(n)) for n in placeholders if n.name not in known},
     )

@@ -71,6 +71,14 @@ def storages_of(node: fx.Node, real: Sequence[int] = ()) -> dict[Storage, int]:
     return dict(zip(names, sizes, strict=True))
 
 
+def outputs_of(graph: fx.Graph) -> list[tuple[Any, str]]:
+    """Return what a graph returns, each with the type name of AOTAutograd's descriptor; "NoneType" where there is none."""
+    output = graph.output_node()
+    values: Any = output.args[0]
+    described: Any = output.meta.get("desc") or [None] * len(values)
+    return [(v, type(role).__name__) for v, role in zip(values, described, strict=True)]
+
+
 def distinct_bytes(values: Iterable[Any]) -> int:
     """Return the bytes of the storages behind tensors, each once; what is no tensor counts nothing.
 

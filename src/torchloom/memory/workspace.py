@@ -46,15 +46,13 @@ class WorkspaceTable:
         >>> graph_memory_of(graph.nodes, outputs, held=(), workspace=table)  # doctest: +SKIP
 
     Args:
-        known: what calls allocate, by their signature.
         measures: whether unknown calls are run; False where the graphs are for another device, at sizes that
             this machine may not hold. What such calls allocate besides their results counts as nothing.
     """
 
-    def __init__(
-        self, known: dict[Signature, Probed] | None = None, *, measures: bool = True
-    ) -> None:
-        self.known: dict[Signature, Probed] = dict(known or {})
+    def __init__(self, *, measures: bool = True) -> None:
+        self.known: dict[Signature, Probed] = {}
+        """What calls allocate."""
         self.measures = measures
 
     def __call__(self, node: fx.Node) -> Probed | None:

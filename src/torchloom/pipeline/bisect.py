@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from torchloom._torch.module_calls import compiled_call
+from torchloom._torch.tensors import tensors_inside, tree_map_only
 from torchloom.backends import check_against_eager
-from torchloom.backends.check import Tolerance, first_difference
+from torchloom.backends.check import Tolerance, first_difference, gradients
 from torchloom.backends.graphs import clone_inputs, name_of
 from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.graph import GraphPass
@@ -72,7 +73,7 @@ def bisect(
 
     Args:
         fn: a function or a module; also what torch.compile made of one.
-        args: its arguments: tensors, or dicts, lists and tuples of them.
+        args: its arguments: tensors, or dicts, lists and tuples of them, and what else is a pytree.
         backend: the last stage.
         passes: torchloom passes to try one by one; default: the preset, if the model is sharded.
         rtol: relative tolerance; default: that of `torch.testing.assert_close`.
@@ -137,19 +138,12 @@ class _Subject:
     ) -> list[Tensor | None]:
         """Return all tensors of the result, and the gradients of inputs and parameters."""
         call = self._compiled(backend, options)
-        args = _mapped(self.args, lambda tensor: clone_inputs([tensor])[0])
+        args = tree_map_only(Tensor, lambda tensor: clone_inputs([tensor])[0], self.args)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            results = _tensors(call(*args))
-        wanted = [t for t in _tensors(args) if t.requires_grad]
-        if self.module is not None:
-            wanted += [p for p in self.module.parameters() if p.requires_grad]
-        roots = [t for t in results if t.requires_grad]
-        grads: Sequence[Tensor | None] = ()
-        if roots and wanted:
-            # Unequal weights, so that errors of two elements cannot cancel.
-            weights = [torch.linspace(0.5, 1.5, t.numel()).view(t.shape).to(t) for t in roots]
-            grads = torch.autograd.grad(roots, wanted, weights, allow_unused=True)
+            results = tensors_inside(call(*args))
+        params = () if self.module is None else self.module.parameters()
+        grads = gradients(results, [*tensors_inside(args), *params])
         return [*(t.detach() for t in results), *grads]
 
     def locate(self, backend: str | Callable[..., Any], tolerance: Tolerance) -> str | None:
@@ -178,21 +172,3 @@ class _Subject:
         if backend is not None:
             inner = torch.compile(inner, backend=backend, options=options)
         return lambda *args: inner(*leading, *args)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    inner = getattr(value, "to_tuple", None)  # outputs of Hugging Face models
-    _mapped(inner() if callable(inner) else value, found.append)
-    return found
-
-
-def _mapped(value: Any, fn: Callable[[Tensor], Any]) -> Any:
-    """Return a nested value with something else in the place of each tensor."""
-    if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, dict):
-        return {key: _mapped(each, fn) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_mapped(each, fn) for each in value])
-    return value

@@ -36,6 +36,7 @@ from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport
 from torchloom.plan import GraphPlan, Planner, PlannerSnapshot
 from torchloom.position import POSITION
+from torchloom.records.io import from_plain
 
 logger = get_logger(__name__)
 
@@ -113,7 +114,7 @@ class SharedPlan:
         logger.info("%s: its plan is that of rank %d, whose batch is larger", report.name, leader)
         told = json.loads(self._exchange_plan({})[leader])
         if told.get("kind") == report.kind:
-            planner.agreed[report.kind] = GraphPlan.from_dict(told["plan"])
+            planner.agreed[report.kind] = from_plain(GraphPlan, told["plan"])
 
     def after(self, report: GraphReport, planner: Planner) -> None:
         """Let graphs of this kind follow the plan that a graph was compiled under."""
@@ -193,8 +194,6 @@ def _sizes(inputs: Sequence[Any]) -> list[str]:
         for each in inputs
     ]
 
-
-logger = get_logger(__name__)
 
 _OPEN, _FINE = "not compiled yet", ""
 

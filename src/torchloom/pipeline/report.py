@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from torch import fx
@@ -139,7 +139,7 @@ def log_phase(phase: CompilePhase, every_s: float) -> threading.Event:
 def tell_peak(report: GraphReport) -> None:
     """Emit what is alive at the peak of a graph, if that is known."""
     if report.peak is not None and events.is_heard():
-        events.emit(events.PeakFound(graph=report.name, contents=report.peak.to_dict()))
+        events.emit(events.PeakFound(graph=report.name, contents=asdict(report.peak)))
 
 
 def tell_bodies(graph: fx.Graph, name: str) -> None:

@@ -261,12 +261,8 @@ class CompileSession(CompileSetup):
         found = (each.plan for each in self.report.graphs if each.round == last > 0)
         return tuple(plan for plan in found if plan is not None)
 
-    def begin(self, passes: Sequence[GraphPass] | None = None) -> Callable[..., Any]:
-        """Return a backend for one compile of the module, with other passes if given.
-
-        Dynamo keys its entries by backend: under a new backend object it captures the module again, and
-        entries of other functions stay.
-        """
+    def begin(self, passes: Sequence[GraphPass] | None = None) -> None:
+        """Forget the last compile of the module: another one begins, with other passes if given."""
         if passes is not None:
             self.passes = passes
         self.__dict__.pop("common_key", None)
@@ -279,7 +275,6 @@ class CompileSession(CompileSetup):
         self._forget_recordings()
         self._captures.start_over()
         self.round += 1
-        return _Round(self)
 
     def close(self) -> None:
         """Release the model, its optimizer and the objects that woven graphs kept; Dynamo may keep the code."""
@@ -295,19 +290,6 @@ class CompileSession(CompileSetup):
     def compiler_name(self) -> str:
         """What torch calls this backend in its messages."""
         return f"torchloom({name_of(self.backend)})"
-
-
-class _Round:
-    """One compile of a module by a session: what Dynamo knows as the backend."""
-
-    def __init__(self, session: CompileSession) -> None:
-        self._session = session
-        self.compiler_name = session.compiler_name
-
-    def __call__(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
-    ) -> Callable[..., Any]:
-        return self._session(gm, example_inputs, **options)
 
 
 def _tell_memory(

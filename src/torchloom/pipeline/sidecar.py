@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torchloom.files import write_whole
 from torchloom.log import get_logger
 from torchloom.memory import PeakContents
 from torchloom.plan import GraphPlan
+from torchloom.records.io import from_plain
 
 logger = get_logger(__name__)
 
@@ -41,7 +42,8 @@ _DAMAGE = (
 """What reading a file that is missing or damaged may raise."""
 
 
-class Decided(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decided:
     """What was decided for one captured graph."""
 
     plan: GraphPlan | None
@@ -72,24 +74,13 @@ def _input_text(value: Any) -> str:
 
 def save(key: str, decided: Decided) -> None:
     """Save what was decided; if the disk is full, only a warning is logged."""
-    plan = None if decided.plan is None else asdict(decided.plan)
-    peak = None if decided.peak is None else decided.peak.to_dict()
-    times = None if decided.times is None else asdict(decided.times)
-    known = {"plan": plan, "wants_another": decided.wants_another, "peak": peak, "times": times}
-    _write(_path(key), known)
+    _write(_path(key), asdict(decided))
 
 
 def load(key: str) -> Decided | None:
     """Return what was decided for a graph that came from the caches, None when nothing is known."""
     try:
-        found = json.loads(_path(key).read_text())
-        plan, peak, times = found["plan"], found["peak"], found["times"]
-        return Decided(
-            None if plan is None else GraphPlan.from_dict(plan),
-            bool(found["wants_another"]),
-            None if peak is None else PeakContents.from_dict(peak),
-            None if times is None else Timeline(**times),
-        )
+        return from_plain(Decided, json.loads(_path(key).read_text()), is_exact=True)
     except _DAMAGE:
         return None
 

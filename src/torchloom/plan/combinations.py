@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchloom.costs import link_us
 from torchloom.plan.form import GraphForm
@@ -57,17 +58,26 @@ class Combination:
         return self.num_uses == 1 and is_whole
 
 
-def plain_combination(
-    form: GraphForm, limits: PlanLimits, transfers: TransferSizes = CONFIGURED
+def combination(
+    form: GraphForm, limits: PlanLimits, kept: KeptOnDevice | None = None, **shares: Any
 ) -> Combination:
-    """Return the combination that keeps on the device just what other graphs keep there.
+    """Return a combination with the memory that its limits leave it.
 
     Args:
         form: of the graph.
         limits: what a plan of the graph may take.
-        transfers: what is in flight.
+        kept: what stays on the device; by default just what other graphs keep there.
+        shares: other fields of the combination.
     """
-    return _combination(form, limits, limits.kept_before, transfers, 0.0, 0.0)
+    code_bytes, budget = limits.overhead.bytes_of(form.offload.names), limits.budget_bytes
+    kept = limits.kept_before if kept is None else kept
+    return Combination(
+        form=form,
+        kept=kept,
+        code_bytes=code_bytes,
+        allowed_bytes=None if budget is None else budget - code_bytes - kept.num_bytes,
+        **shares,
+    )
 
 
 def combinations(
@@ -110,27 +120,8 @@ def combinations(
             copy_share = _part(saved_us, copy_us.values())
             for form, each in itertools.product(forms, transfers):
                 if may_be_lean or not each.is_lean:
-                    yield _combination(form, limits, kept, each, gather_share, copy_share)
-
-
-def _combination(
-    form: GraphForm,
-    limits: PlanLimits,
-    kept: KeptOnDevice,
-    transfers: TransferSizes,
-    gather_share: float,
-    copy_share: float,
-) -> Combination:
-    code_bytes, budget = limits.overhead.bytes_of(form.offload.names), limits.budget_bytes
-    return Combination(
-        form=form,
-        kept=kept,
-        transfers=transfers,
-        gather_share=gather_share,
-        copy_share=copy_share,
-        code_bytes=code_bytes,
-        allowed_bytes=None if budget is None else budget - code_bytes - kept.num_bytes,
-    )
+                    shares = {"gather_share": gather_share, "copy_share": copy_share}
+                    yield combination(form, limits, kept, transfers=each, **shares)
 
 
 def _transfers(problem: PlanningProblem, *, is_gathering: bool) -> list[TransferSizes]:

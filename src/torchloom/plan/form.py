@@ -18,7 +18,7 @@ from torchloom.costs import CostTable, node_us
 from torchloom.graph import droppable, movable, source_of
 from torchloom.memory import WorkspaceTable
 from torchloom.memory.joint import JointModel, joint_model
-from torchloom.plan.frontier import Frontier, FrontierPoint, crossing, frontier, peaks_under
+from torchloom.plan.frontier import CrossingRule, Frontier, FrontierPoint, frontier
 from torchloom.plan.problem import PlanCandidate, PlanningProblem, TrialResult
 
 _SHARES = (0.25, 0.5, 1.0, 2.0)
@@ -84,17 +84,21 @@ class GraphForm:
         num_bytes = sum(each.num_bytes for each in self.offload.values)
         return self.costs.device.link_load * self.costs.device.round_trip_us() * num_bytes
 
+    @cached_property
+    def _rule(self) -> CrossingRule:
+        return CrossingRule(self.model, self.may_drop)
+
     def names(self, point: FrontierPoint) -> frozenset[str]:
         """Return the values that forward does not hand to backward at a point of the frontier."""
         return frozenset(self.model.nodes[i].name for i in point.dropped)
 
     def handed_over(self, point: FrontierPoint) -> dict[int, int]:
         """Return what forward hands to backward at a point: bytes by the index of the maker."""
-        return crossing(self.model, self.may_drop, point.dropped)
+        return self._rule.kept(point.dropped)
 
     def recomputed(self, point: FrontierPoint) -> frozenset[int]:
         """Return the nodes of forward that backward runs again at a point."""
-        return frozenset(peaks_under(self.model, self.may_drop, point.dropped).recomputed)
+        return frozenset(self._rule.peaks(point.dropped).recomputed)
 
     def offloaded(self) -> Iterator[GraphForm]:
         """Yield the forms in which a few sets of values wait in host memory, from little to all that may; made once."""

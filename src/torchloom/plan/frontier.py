@@ -112,7 +112,7 @@ def frontier(
         max_simulations: how many plans are simulated at most.
         parts: see `units_of_parts`. About equal ones at most three different choices are made.
     """
-    rule = _CrossingRule(model, may_drop)
+    rule = CrossingRule(model, may_drop)
     kept = rule.kept()
     unit_steps = UnitSteps(model, kept, may_drop, cost_us)
     orders = _order_of_parts(unit_steps, parts) if parts else _orders_of_groups(unit_steps)
@@ -121,39 +121,20 @@ def frontier(
     for order in orders.values():
         for count in _spread(order.steps, share):
             dropped = frozenset(order.base.union(*(values for values, _ in order.steps[:count])))
-            found = model.simulate(rule.under(dropped))
+            found = rule.peaks(dropped)
             extra_us = sum(cost_us[i] for i in found.recomputed)
             points.append(FrontierPoint(dropped, found.peak_bytes, found.saved_bytes, extra_us))
     hull = tuple(sorted((drop for _, drop in orders[1].steps), key=lambda drop: drop.us_per_byte))
     return Frontier(_pareto(points), hull, len(points))
 
 
-def crossing(
-    model: JointModel, may_drop: Collection[int], dropped: Collection[int]
-) -> dict[int, int]:
-    """Return what forward hands to backward under a plan: bytes by the index of the maker.
+class CrossingRule:
+    """Which values do not cross from forward to backward: views, constants, what is tagged so, and what a plan drops.
 
     Args:
         model: the graph.
         may_drop: indices of values that may be computed again.
-        dropped: indices of those that are.
     """
-    return _CrossingRule(model, may_drop).kept(dropped)
-
-
-def peaks_under(model: JointModel, may_drop: Collection[int], dropped: Collection[int]) -> Peaks:
-    """Return the peaks under a plan, and what backward runs again.
-
-    Args:
-        model: the graph.
-        may_drop: indices of values that may be computed again.
-        dropped: indices of those that are.
-    """
-    return model.simulate(_CrossingRule(model, may_drop).under(dropped))
-
-
-class _CrossingRule:
-    """Which values do not cross: views, constants, what is tagged so, and what a plan drops."""
 
     def __init__(self, model: JointModel, may_drop: Collection[int]) -> None:
         self._model = model
@@ -165,15 +146,19 @@ class _CrossingRule:
         }
         self._always = constants | views | model.fixed
 
-    def under(self, dropped: Collection[int]) -> Callable[[int], bool]:
+    def peaks(self, dropped: Collection[int]) -> Peaks:
+        """Return the peaks under a plan that computes some values again, and what backward then runs again."""
+        return self._model.simulate(self._under(dropped))
+
+    def _under(self, dropped: Collection[int]) -> Callable[[int], bool]:
         """Return the rule under a plan; a pick of several results follows its maker."""
         maker, always = self._model.maker, self._always
         return lambda i: i in always or maker[i] in dropped or maker[i] in always
 
     def kept(self, dropped: Collection[int] = ()) -> dict[int, int]:
-        """Return what forward hands over under a plan: bytes by makers."""
+        """Return what forward hands to backward under a plan: bytes by the index of the maker."""
         found: dict[int, int] = {}
-        for index in self._model.saved(self.under(dropped)):
+        for index in self._model.saved(self._under(dropped)):
             size = sum(self._model.sizes[s] for s in self._model.touched[index])
             maker = self._model.maker[index]
             found[maker] = found.get(maker, 0) + size

@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchloom.errors import PlanError
 from torchloom.files import write_whole
 from torchloom.graph import digest_of
+from torchloom.records.io import from_plain
 
 VERSION = 2
 
@@ -107,17 +107,6 @@ class GraphPlan:
         """How far the predicted time can be above the best, as a fraction of it."""
         added = self.extra_us + self.overhead_us + self.states_us
         return (added - self.bound_us) / max(self.compute_us + self.bound_us, 1e-9)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GraphPlan:
-        """Return the plan that `dataclasses.asdict` made `data` of."""
-        fields: dict[str, Any] = dict(data)
-        fields["decisions"] = tuple(Decision(**each) for each in data.get("decisions", ()))
-        fields["loss_rows"] = tuple(data.get("loss_rows", ()))
-        fields["again"] = frozenset(data.get("again", ()))
-        fields["resident"] = dict(data.get("resident", {}))
-        fields["pieces"] = dict(data.get("pieces", {}))
-        return cls(**fields)
 
     @property
     def recompute(self) -> frozenset[str]:
@@ -227,9 +216,8 @@ class Plan:
                 f"{VERSION}: make it again"
             )
         try:
-            graphs = tuple(GraphPlan.from_dict(each) for each in data.pop("graphs", ()))
-            return cls(**data, graphs=graphs)
-        except TypeError as error:
+            return from_plain(cls, data, is_exact=True)
+        except (TypeError, ValueError) as error:
             raise PlanError(f"{where} lacks or adds fields: {error}") from error
 
     def save(self, path: str | Path) -> Path:

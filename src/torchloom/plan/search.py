@@ -18,13 +18,11 @@ A plan says by how much it may miss the best: `least_added_us` is a time that no
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
-from torch import fx
+from collections.abc import Callable, Iterator, Sequence
 
 from torchloom.costs import measured_us
 from torchloom.memory import module_of
-from torchloom.plan.combinations import Combination, combinations, plain_combination
+from torchloom.plan.combinations import Combination, combination, combinations
 from torchloom.plan.follow import op_of, places_of
 from torchloom.plan.form import GraphForm
 from torchloom.plan.frontier import FrontierPoint, MemorySource
@@ -62,14 +60,14 @@ def _best_first(base: GraphForm, trials: Trials) -> Iterator[TriedPlan]:
     """Yield the best candidate, then the one to compile if the code of that is known not to fit."""
     problem, limits = base.problem, trials.limits
     # 1. The fastest point of the frontier that fits, with all else as the config says.
-    best = fastest_recomputation(plain_combination(base, limits), trials)
+    best = fastest_recomputation(combination(base, limits), trials)
     # 2. Where memory is short: activations that wait on the host, each set with its frontier.
     states_bytes = 0 if limits.states is None else limits.states.total_bytes
     forms, is_short = [base], best.is_short_of_memory(states_bytes)
     if problem.offload is not None and is_short:
         for form in base.offloaded():
             forms.append(form)
-            best = improved(best, plain_combination(form, limits), trials)
+            best = improved(best, combination(form, limits), trials)
     # 3. All uses of memory together: what promises most is tried, until nothing promises more.
     if problem.run_trial is not None:
         best = _best_combination(best, forms, trials, may_be_lean=is_short)
@@ -77,7 +75,7 @@ def _best_first(base: GraphForm, trials: Trials) -> Iterator[TriedPlan]:
     # Compilers fuse best what is computed once: code that keeps every value may need less than
     # that of the smallest graph. Transfers are as small as they may be.
     kept = [
-        without_recomputation(plain_combination(base, limits, transfers), trials)
+        without_recomputation(combination(base, limits, transfers=transfers), trials)
         for transfers in (CONFIGURED, *problem.transfers)
     ]
     yield min(kept, key=lambda each: each.total_bytes)
@@ -186,35 +184,26 @@ def _decisions(form: GraphForm, point: FrontierPoint) -> tuple[Decision, ...]:
     model, places = form.model, places_of(form.problem.joint)
     offloaded = form.offload.names
     kept, again = form.handed_over(point), form.recomputed(point)
-    rows = [
-        _decision(each.node, each.num_bytes, "offload", each.cost_us, places)
-        for each in form.offload.values
-    ]
+    found = [(each.node, each.num_bytes, "offload", each.cost_us) for each in form.offload.values]
     for index in form.may_drop:
         node = model.nodes[index]
         if node.name not in offloaded:
             num_bytes = sum(model.sizes[storage] for storage in model.fresh[index])
             action = "keep" if index in kept else "recompute" if index in again else "unused"
-            rows.append(_decision(node, num_bytes, action, form.cost_us[index], places))
+            found.append((node, num_bytes, action, form.cost_us[index]))
+    rows = [
+        Decision(
+            value=node.name,
+            op=op_of(node),
+            num_bytes=num_bytes,
+            action=action,
+            cost_us=round(cost_us, 3),
+            where=module_of(node),
+            place=places.get(node.name, ("", -1))[1],
+        )
+        for node, num_bytes, action, cost_us in found
+    ]
     return tuple(sorted(rows, key=lambda row: (row.action == "unused", -row.num_bytes, row.value)))
-
-
-def _decision(
-    node: fx.Node,
-    num_bytes: int,
-    action: str,
-    cost_us: float,
-    places: Mapping[str, tuple[str, int]],
-) -> Decision:
-    return Decision(
-        value=node.name,
-        op=op_of(node),
-        num_bytes=num_bytes,
-        action=action,
-        cost_us=round(cost_us, 3),
-        where=module_of(node),
-        place=places.get(node.name, ("", -1))[1],
-    )
 
 
 def least_added_us(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torchloom.plan.model import Decision, GraphPlan, Plan
 
@@ -138,13 +138,24 @@ def _table(decisions: Sequence[Decision]) -> Iterator[str]:
         (d.action, show_bytes(d.num_bytes), _ms(d.cost_us), d.value, d.op, d.where)
         for d in decisions
     ]
+    for line in aligned(rows, (1, 2)):
+        yield f"    {line}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:
+    """Yield rows as lines whose columns stand below each other.
+
+    Args:
+        rows: equally many texts in each.
+        right: columns that end at the same place, as numbers do; the others begin there.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
-            cell.rjust(width) if i in (1, 2) else cell.ljust(width)
+            cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield ("    " + "  ".join(cells)).rstrip()
+        yield "  ".join(cells).rstrip()
 
 
 def _changes(before: GraphPlan, after: GraphPlan) -> Iterator[str]:

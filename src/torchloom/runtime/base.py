@@ -73,10 +73,48 @@ class GroupRef:
 
 @dataclass(frozen=True)
 class Pending:
-    """Communication on its way. Holds references to everything that is on the wire."""
+    """Communication, or a copy, on its way. Holds references to everything that is on the wire."""
 
-    finish: Callable[[], None]
+    finish: Callable[[], object]
     """Block until the results have arrived."""
+    drop: Callable[[], None] = lambda: None
+    """Called instead where nobody will wait any more."""
+
+
+_ON_THE_WAY: dict[int, Pending] = {}
+"""By the address of the first result that has one; empty tensors need no communication."""
+
+
+def note_pending(results: Sequence[Tensor], pending: Pending) -> None:
+    """Keep what is on its way for `wait_for_results`."""
+    key = _address_of(results)
+    if key is not None:
+        # An entry at this address is of a graph that raised between start and wait, whose memory was given away since.
+        if (stale := _ON_THE_WAY.pop(key, None)) is not None:
+            stale.drop()
+        _ON_THE_WAY[key] = pending
+
+
+def wait_for_results(results: Sequence[Tensor]) -> None:
+    """Block until the results of one `begin_*` call of a communicator or mover hold their values.
+
+    Raises:
+        ShardError: the results did not come from such a call, or were waited for before.
+    """
+    key = _address_of(results)
+    if key is None:
+        return
+    pending = _ON_THE_WAY.pop(key, None)
+    if pending is None:
+        raise ShardError(
+            f"{len(results)} tensors were waited for that are not on their way: a pass placed two waits for one start, "
+            "or none"
+        )
+    pending.finish()
+
+
+def _address_of(results: Sequence[Tensor]) -> int | None:
+    return next((t.data_ptr() for t in results if t.numel()), None)
 
 
 class UnavailableError(Exception):
@@ -141,8 +179,8 @@ class Collectives(Protocol):
         ...
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes that an all-gather of such shards holds until it is finished."""
-        ...
+        """Return the bytes that an all-gather of such shards holds until it is finished: none of a rank's own."""
+        return 0
 
     def reduce_transit(
         self,
@@ -151,7 +189,7 @@ class Collectives(Protocol):
         wire_dtype: torch.dtype,
         full_numels: Sequence[int] | None = None,
     ) -> int:
-        """Return the bytes that a reduce-scatter into such shards holds until it is finished.
+        """Return the bytes that a reduce-scatter into such shards holds until it is finished: none of a rank's own.
 
         Args:
             numels: elements of each shard.
@@ -159,8 +197,8 @@ class Collectives(Protocol):
             wire_dtype: of the full tensors.
             full_numels: elements of each full tensor; default: no padding.
         """
-        ...
+        return 0
 
     def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes that an all-reduce of such tensors holds until it is finished."""
-        ...
+        """Return the bytes that an all-reduce of such tensors holds until it is finished: none of a rank's own."""
+        return 0

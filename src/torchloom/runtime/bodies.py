@@ -15,11 +15,11 @@ from torch import Tensor
 from torchloom._torch.autograd import keeps_graph
 from torchloom._torch.untraced import never_compile
 from torchloom.ops.library import LIBRARY
-from torchloom.ops.lowered import HOST
 from torchloom.ops.replays import never
+from torchloom.runtime.base import wait_for_results
 from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.communicators import lookup
-from torchloom.runtime.host import is_on_host, mover_of
+from torchloom.runtime.host import loaded, mover_of
 from torchloom.runtime.weights import find_store
 from torchloom.shard.regather import LIVE, GatherCall
 
@@ -34,8 +34,7 @@ def _gather(
 ) -> Tensor:
     comm = lookup(handle)
     # Outside of woven graphs nobody has reloaded a shard that waits on the host.
-    loaded = mover_of(shard.device).fetch(shard) if is_on_host(shard) else shard
-    flat = _waited(comm, comm.begin_gather([loaded], dtype, (param,)))
+    flat = _waited(comm, comm.begin_gather([loaded(shard)], dtype, (param,)))
     # No view: of one that an operator with a derivative returns, autograd forbids writes in words of its own.
     weight = flat.new_empty(0)
     weight.set_(flat.untyped_storage(), int(flat.storage_offset()), tuple(shape))  # type: ignore[call-overload]
@@ -46,15 +45,6 @@ def _gather(
 def _waited(comm: Communicator, results: list[Tensor]) -> Tensor:
     comm.wait(results)
     return results[0]
-
-
-def _wait(results: Sequence[Tensor], inputs: Sequence[Tensor], handle: str) -> None:
-    if handle == HOST:
-        cpu = torch.device("cpu")
-        device = next((t.device for t in (*results, *inputs) if t.device != cpu), cpu)
-        mover_of(device).wait(results)
-    else:
-        lookup(handle).wait(results)
 
 
 def _offload(x: Tensor, pin: bool = True) -> Tensor:
@@ -114,7 +104,7 @@ BODIES: dict[str, Callable[..., Any]] = {
     "sync_start": lambda grads, params, dtype, wire_dtype, own_slice, handle: lookup(
         handle
     ).begin_sync(grads, dtype, wire_dtype, params, own_slice=own_slice),
-    "wait_": _wait,
+    "wait_": lambda results, inputs, handle: wait_for_results(results),
     "broadcast_": lambda whole, source, handle, param: lookup(handle).broadcast_from(
         whole, source, param
     ),

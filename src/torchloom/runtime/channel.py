@@ -125,6 +125,8 @@ class Channel:
     begun: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Keys of what this rank has begun."""
     num_begun: int = 0
+    num_told: int = 0
+    """Without tags: how often `rolling` was reported."""
     rolling: int = 0
     """A checksum over all keys in order, for transports whose messages cannot carry them."""
     _numbers: dict[Label, int] = field(default_factory=dict)

@@ -16,10 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom import events
-from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.ops.replays import again
-from torchloom.runtime.base import Collectives, GroupRef, Pending
+from torchloom.runtime.base import (
+    Collectives,
+    GroupRef,
+    Pending,
+    note_pending,
+    wait_for_results,
+)
 from torchloom.runtime.channel import Label, label
 from torchloom.runtime.residents import Residents
 from torchloom.runtime.transports import shm
@@ -58,7 +63,6 @@ class Communicator:
     """What sums of gradients over all ranks are divided by; None: by the number of ranks."""
     _num_collectives: int = field(default=0, init=False)
     _num_bytes: int = field(default=0, init=False)
-    _in_flight: dict[int, Pending] = field(default_factory=dict, init=False)
     residents: Residents = field(init=False)
     """Weights that stay gathered between micro-steps."""
 
@@ -156,13 +160,7 @@ class Communicator:
             names: of the parameters; ranks whose names differ get an error.
         """
         sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
-        shards = [
-            source.new_empty(numel, dtype=dtype)
-            for source, numel in zip(sources, shard_numels, strict=True)
-        ]
-        what = self._label("reduction", names, sources)
-        pending = self.shard.reduce_scatter(sources, shards, self._mean, what)
-        pending = self._then_replicate(pending, shards, what)
+        shards, pending = self._scatter("reduction", sources, shard_numels, dtype, names)
         self.begin("reduce", shards, pending, payload=sources, params=names)
         return shards
 
@@ -186,50 +184,48 @@ class Communicator:
             names: of the parameters; ranks whose names differ get an error.
             own_slice: average this rank's slice alone.
         """
+        wires = [grad.detach().to(wire_dtype, copy=not own_slice).contiguous() for grad in grads]
+        copies: list[tuple[Tensor, Tensor]] = []
         if own_slice:
-            return self._begin_sync_slices(grads, dtype, wire_dtype, names)
-        wires = [grad.detach().to(wire_dtype, copy=True).contiguous() for grad in grads]
-        results = (
-            wires if dtype == wire_dtype else [torch.empty_like(w, dtype=dtype) for w in wires]
-        )
-        what = self._label("mean", names, wires)
-        summed = self._then_replicate(self.shard.all_reduce(wires, self._mean, what), wires, what)
+            results = [wire.to(dtype, copy=True) for wire in wires]
+            numels = [shard_numel_of(wire.numel(), self.world_size) for wire in wires]
+            shards, pending = self._scatter("mean of slices", wires, numels, dtype, names)
+            for result, shard in zip(results, shards, strict=True):
+                own = result.view(-1)[self.rank * shard.numel() : (self.rank + 1) * shard.numel()]
+                copies.append((own, shard[: own.numel()]))
+        else:
+            results = wires
+            if dtype != wire_dtype:
+                results = [torch.empty_like(wire, dtype=dtype) for wire in wires]
+                copies += zip(results, wires, strict=True)
+            what = self._label("mean", names, wires)
+            pending = self.shard.all_reduce(wires, self._mean, what)
+            pending = self._then_replicate(pending, wires, what)
 
         def finish() -> None:
-            summed.finish()
-            if results is not wires:
-                for result, wire in zip(results, wires, strict=True):
-                    result.copy_(wire)
+            pending.finish()
+            for place, value in copies:
+                place.copy_(value)
 
         self.begin("sync", results, Pending(finish), payload=wires, params=names)
         return results
 
-    def _begin_sync_slices(
+    def _scatter(
         self,
-        grads: Sequence[Tensor],
+        op: str,
+        sources: Sequence[Tensor],
+        numels: Sequence[int],
         dtype: torch.dtype,
-        wire_dtype: torch.dtype,
         names: Sequence[str],
-    ) -> list[Tensor]:
-        sources = [grad.detach().to(wire_dtype).contiguous() for grad in grads]
-        results = [source.to(dtype, copy=True) for source in sources]
+    ) -> tuple[list[Tensor], Pending]:
+        """Begin to average this rank's slices of whole tensors; return where they end up."""
         shards = [
-            source.new_empty(shard_numel_of(source.numel(), self.world_size), dtype=dtype)
-            for source in sources
+            source.new_empty(numel, dtype=dtype)
+            for source, numel in zip(sources, numels, strict=True)
         ]
-        what = self._label("mean of slices", names, sources)
-        reduced = self.shard.reduce_scatter(sources, shards, self._mean, what)
-        reduced = self._then_replicate(reduced, shards, what)
-
-        def finish() -> None:
-            reduced.finish()
-            for result, shard in zip(results, shards, strict=True):
-                start = self.rank * shard.numel()
-                own = result.view(-1)[start : start + shard.numel()]
-                own.copy_(shard[: own.numel()])
-
-        self.begin("sync", results, Pending(finish), payload=sources, params=names)
-        return results
+        what = self._label(op, names, sources)
+        pending = self.shard.reduce_scatter(sources, shards, self._mean, what)
+        return shards, self._then_replicate(pending, shards, what)
 
     def any_of(self, flags: Sequence[bool], device: torch.device, what: str) -> list[bool]:
         """Return for each flag whether it is set on any rank. All ranks must call.
@@ -239,10 +235,8 @@ class Communicator:
             device: where the ranks communicate.
             what: the flags say.
         """
-        own = torch.tensor(flags, dtype=torch.float32).to(device)
-        total = self.begin_sync([own], torch.float32, torch.float32, (what,))
-        self.wait(total)
-        return [share > 0 for share in total[0].tolist()]
+        unset = torch.tensor([not each for each in flags], dtype=torch.uint8, device=device)
+        return [not each for each in self.least(unset, what).tolist()]
 
     def begin_exchange(
         self, sent: Tensor, numels: Sequence[Sequence[int]], what: str, names: Sequence[str]
@@ -268,21 +262,8 @@ class Communicator:
         return received, pending
 
     def wait(self, results: Sequence[Tensor]) -> None:
-        """Block until the results of one `begin_*` call hold their values.
-
-        Raises:
-            ShardError: the results did not come from a `begin_*` call, or were waited for before.
-        """
-        key = _key(results)
-        if key is None:
-            return
-        pending = self._in_flight.pop(key, None)
-        if pending is None:
-            raise ShardError(
-                f"communicator {self.handle!r} was asked to wait for {len(results)} tensors that "
-                "are not on their way: a pass placed two waits for one start, or none"
-            )
-        pending.finish()
+        """Block until results are there; see `wait_for_results`."""
+        wait_for_results(results)
 
     def meet(self, op: str, names: Sequence[str] = ()) -> None:
         """Return when all ranks have come to the same; before collectives that have no label."""
@@ -294,17 +275,21 @@ class Communicator:
         """Replace tensors by those of one rank, in place, on all ranks.
 
         Args:
-            tensors: of one size on all ranks.
+            tensors: of any dtypes; of one size on all ranks.
             source: rank in the shard group of the first copy of the weights.
         """
         sizes = [f"a tensor of {tensor.numel()} {tensor.dtype}" for tensor in tensors]
         self.meet(f"tensors from rank {source}" if source else "weights from the first rank", sizes)
-        for group, first in ((self.shard_group, source), (self.replicate_group, 0)):
-            if group is None or group.size == 1:
-                continue
-            for tensor in tensors:
-                if tensor.numel():
-                    dist.broadcast(tensor, group=group(), group_src=first)
+        for tensor in tensors:
+            whole = tensor.contiguous()
+            flat = whole.reshape(-1)
+            # As bytes: not all backends know all dtypes.
+            wire = (torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8)
+            for group, first in ((self.shard_group, source), (self.replicate_group, 0)):
+                if group is not None and group.size > 1 and wire.numel():
+                    dist.broadcast(wire, group=group(), group_src=first)
+            if whole is not tensor:
+                tensor.copy_(whole)
 
     def gather_small(self, tensor: Tensor, what: str) -> Tensor:
         """Return the flat tensors of all ranks that share one copy, one a row."""
@@ -360,11 +345,9 @@ class Communicator:
         """
         payload = results if payload is None else payload
         self._count(payload)
-        key = _key(results)
-        if key is not None:
-            if events.is_heard():
-                pending = _told(op, payload, pending, tuple(params))
-            self._in_flight[key] = pending
+        if events.is_heard():
+            pending = _told(op, payload, pending, tuple(params))
+        note_pending(results, pending)
 
     def _label(self, op: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Label:
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -419,8 +402,3 @@ def _told(op: str, payload: Sequence[Tensor], pending: Pending, params: tuple[st
         )
 
     return Pending(finish)
-
-
-def _key(results: Sequence[Tensor]) -> int | None:
-    """Address of the first tensor that has one; empty tensors need no communication."""
-    return next((t.data_ptr() for t in results if t.numel()), None)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchloom.ops.replays import never
-from torchloom.runtime.host import is_on_host, mover_of
+from torchloom.runtime.host import loaded
 
 GatherInto = Callable[[list[Tensor], list[Tensor], list[str]], None]
 
@@ -100,8 +100,8 @@ class Residents:
                 stale.append((kept, shard))
         size = first_bucket([kept.full.nbytes for kept, _ in stale], self.bucket_bytes)
         bucket, shards = zip(*stale[:size], strict=True)
-        loaded = [_loaded(shard.detach()) for shard in shards]
-        sources = [shard.to(first.full.dtype).contiguous() for shard in loaded]
+        here = [loaded(shard.detach()) for shard in shards]
+        sources = [shard.to(first.full.dtype).contiguous() for shard in here]
         names = [kept.param for kept in bucket]
         self._gather_into(sources, [kept.full for kept in bucket], names)
         for kept, shard in zip(bucket, shards, strict=True):
@@ -120,11 +120,6 @@ def first_bucket(sizes: Sequence[int], bucket_bytes: int) -> int:
         if index and held > bucket_bytes:
             return index
     return len(sizes)
-
-
-def _loaded(shard: Tensor) -> Tensor:
-    """Return a shard that can be sent: on the device, where it waits on the host."""
-    return mover_of(shard.device).fetch(shard) if is_on_host(shard) else shard
 
 
 def _writes(shard: Tensor) -> int:

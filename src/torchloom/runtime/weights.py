@@ -18,13 +18,11 @@ from torch import Tensor
 
 from torchloom.errors import ShardError
 from torchloom.ops.replays import never
-from torchloom.runtime.base import Pending
 from torchloom.runtime.channel import label
 from torchloom.runtime.communicator import Communicator
 from torchloom.runtime.exchanges import group_exchange
 from torchloom.runtime.transports.shm.arena import ALIGNMENT, make_arena
 from torchloom.runtime.transports.shm.collectives import SharedMemoryCollectives
-from torchloom.runtime.transports.shm.link import Link
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,16 @@ class Region:
 class WeightStore:
     """The shared weights of one model over one communicator."""
 
-    def __init__(self, name: str, comm: Communicator, link: Link, regions: list[Region]) -> None:
+    def __init__(
+        self,
+        name: str,
+        comm: Communicator,
+        transport: SharedMemoryCollectives,
+        regions: list[Region],
+    ) -> None:
         self.name = name
         self.regions = regions
-        self._comm, self._link = comm, link
+        self._comm, self._transport = comm, transport
 
     def begin(self, shards: Sequence[Tensor], params: Sequence[int]) -> list[Tensor]:
         """Let the others read this rank's slices; `Communicator.wait` waits for theirs.
@@ -65,16 +69,15 @@ class WeightStore:
                 elsewhere.append(index)
         self._gather([shards[i] for i in elsewhere], elsewhere, wholes)
         numbers = [f"weight {index}" for index in params]
-        number = self._link.arrive(
-            label("begin to read shared memory", numbers, model=self._comm.model)
-        )
+        here = label("begin to read shared memory", numbers, model=self._comm.model)
+        pending = self._transport.arrive(here)
         never("ranks read its weights in shared memory")
-        self._comm.begin("gather", wholes, Pending(lambda: self._link.meet(number)))
+        self._comm.begin("gather", wholes, pending)
         return wholes
 
     def done(self) -> None:
         """Return when all ranks have finished reading."""
-        self._link.barrier(label("end of reading shared memory", model=self._comm.model))
+        self._transport.meet(label("end of reading shared memory", model=self._comm.model))
 
     def _gather(self, shards: list[Tensor], places: list[int], wholes: list[Tensor]) -> None:
         """Gather what is not in the store the ordinary way."""
@@ -105,13 +108,13 @@ def make_store(
     """
     transport = comm.shard
     assert isinstance(transport, SharedMemoryCollectives), type(transport).__name__
-    size, rank, link = comm.world_size, comm.rank, transport.link
+    size, rank = comm.world_size, comm.rank
     starts, end = [], 0
     for numel, dtype in zip(numels, dtypes, strict=True):
         starts.append(end)
         end += -(-numel * size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
     exchange = group_exchange(comm.shard_group)
-    arena = make_arena(list(link.peers), rank, exchange, end)
+    arena = make_arena(list(transport.link.peers), rank, exchange, end)
     regions = [
         Region(
             arena.tensor(start, numel * size, dtype),
@@ -121,7 +124,7 @@ def make_store(
     ]
     serial = _NUM_MADE[comm.handle] = _NUM_MADE.get(comm.handle, -1) + 1
     name = f"{comm.handle}/{serial}"
-    _STORES[name] = store = WeightStore(name, comm, link, regions)
+    _STORES[name] = store = WeightStore(name, comm, transport, regions)
     return store
 
 

@@ -160,7 +160,7 @@ def _check_apart(model: nn.Module) -> None:
                 if _span(right.tensor)[0] >= end:
                     break
                 pair = sorted((left, right), key=lambda each: not _is_param(each.tensor))
-                if _is_param(pair[0].tensor) and _have_common(left.tensor, right.tensor):
+                if _is_param(pair[0].tensor):
                     raise _shared(*pair)
 
 
@@ -171,7 +171,7 @@ def _is_param(tensor: Tensor) -> bool:
 def _shared(param: _Named, other: _Named) -> ShardError:
     if _is_param(other.tensor):
         return ShardError(
-            f"parameters {param.name!r} and {other.name!r} share memory without being one "
+            f"parameters {param.name!r} and {other.name!r} share memory, or lie in turns in one place, without being one "
             "parameter, so that each would train on its own: assign the same nn.Parameter to both "
             "modules, or give one of them a .clone()"
         )
@@ -195,24 +195,6 @@ def _span(tensor: Tensor) -> tuple[int, int]:
         int(size - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
-
-
-def _elements(tensor: Tensor) -> Tensor:
-    """Return the places of a tensor's elements in its storage."""
-    places = torch.tensor(int(tensor.storage_offset()))
-    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size) * step
-    return places.flatten()
-
-
-def _have_common(left: Tensor, right: Tensor) -> bool:
-    """Say whether two tensors whose spans in one storage overlap have an element in common.
-
-    Columns of one matrix interleave without having one.
-    """
-    if left.dtype != right.dtype or (left.is_contiguous() and right.is_contiguous()):
-        return True
-    return bool(torch.isin(_elements(left), _elements(right)).any())
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:

@@ -25,7 +25,13 @@ from torchloom.shard.classes import sharded_class
 from torchloom.shard.direct_uses import shard_behind
 from torchloom.shard.layout import Layout, Mode, ParamSpec, param_of
 from torchloom.shard.leaf_modules import Weight, leaves_of, weights_of
-from torchloom.shard.parameter import hold_part, hold_whole, is_shard, refused_collective
+from torchloom.shard.parameter import (
+    check_node_unhooked,
+    hold_part,
+    hold_whole,
+    is_shard,
+    refused_collective,
+)
 from torchloom.shard.regather import attach
 from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
@@ -92,7 +98,7 @@ def shard_module(
         The same model.
 
     Raises:
-        ShardError: the model is sharded already, is wrapped, or is on meta and cannot be initialised.
+        ShardError: the model is sharded already, is wrapped, has hooks that would be lost, or is on meta and cannot be initialised.
     """
     if is_sharded(model):
         raise ShardError(
@@ -102,6 +108,7 @@ def shard_module(
     _check_unwrapped(model, layout)
     _check_shared(model, layout)
     check_code(model, layout)
+    _check_unhooked(dict(model.named_modules()), layout)
     _forget_computed(model)
     keep = functools.partial(_keep_part, layout=layout, broadcast=broadcast)
     kept: set[str] = set()
@@ -110,7 +117,6 @@ def shard_module(
             model, keep, layout=layout, init=init, device=device or torch.device("cpu")
         )
     modules = dict(model.named_modules())
-    _check_unhooked(modules, layout)
     for spec in layout:
         param = param_of(modules, spec)
         if spec.name not in kept:
@@ -121,9 +127,9 @@ def shard_module(
         watch_wrappers()
     _own_buffers(model, leave_files=layout.stage > 0)
     if broadcast is not None:
-        _broadcast_all(broadcast, [b.detach() for b in model.buffers() if b.numel()])
+        broadcast([b.detach() for b in model.buffers() if b.numel()])
     _swap_classes(modules, layout)
-    hooks = attach(model, layout.handle, regather=layout.stage == 3)
+    hooks = attach(model, regather=layout.stage == 3)
     counts_loads = model.register_load_state_dict_post_hook(count_load)
     COUNTED.update(modules.values())
     ROOTS[model] = Root(layout, hooks, (counts_loads,))
@@ -135,10 +141,12 @@ def unshard(model: nn.Module) -> nn.Module:
     """Gather every parameter and give the modules their own classes back. All ranks must call it.
 
     Raises:
-        ShardError: the model is not sharded.
+        ShardError: the model is not sharded, or a hook would be lost.
     """
     layout = layout_of(model)
     modules = dict(model.named_modules())
+    for spec in layout.sharded:
+        check_node_unhooked(param_of(modules, spec), spec.name)
     for spec in layout.sharded:
         param = param_of(modules, spec)
         whole = gather_whole(param, spec, layout.handle)
@@ -180,19 +188,23 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
 
 
 def _check_unhooked(modules: dict[str, nn.Module], layout: Layout) -> None:
-    """Refuse hooks of gradients that would be given a shard of them.
+    """Refuse hooks of gradients that would be given a shard of them, or be lost.
 
     Raises:
-        ShardError: a parameter that is about to be cut has some.
+        ShardError: a parameter has some, and is about to be cut, or to be made anew.
     """
-    for spec in layout.sharded:
-        param = param_of(modules, spec)
-        if param._backward_hooks or param._post_accumulate_grad_hooks:
+    for spec in layout:
+        param, is_cut = param_of(modules, spec), spec.mode == "sharded"
+        has_hooks = param._backward_hooks or param._post_accumulate_grad_hooks
+        if has_hooks and (is_cut or param.is_meta):
+            would = "see one rank's shard of it, flat" if is_cut else "be lost with its meta device"
             raise ShardError(
-                f"the parameter {spec.name!r} has a hook on its gradient, which would see one rank's shard of it, flat: "
+                f"the parameter {spec.name!r} has a hook on its gradient, which would {would}: "
                 "remove it before the model is sharded, register one that works element by element afterwards (at "
                 "dict(model.named_parameters())), or use stage 0 or 1"
             )
+        if is_cut or param.is_meta or param.dtype != spec.dtype:
+            check_node_unhooked(param, spec.name)
 
 
 def _check_unwrapped(model: nn.Module, layout: Layout) -> None:
@@ -252,7 +264,7 @@ def _keep_part(
     data = param.detach()
     if broadcast is not None:
         data = data.contiguous()
-        _broadcast_all(broadcast, [data])
+        broadcast([data])
     data = data.to(spec.dtype)
     if spec.mode == "sharded":
         data = cut(data, layout.rank, spec.shard_numel)
@@ -274,16 +286,6 @@ def _is_mapped(data: Tensor) -> bool:
     return not (data.is_meta or data.is_shared() or data.untyped_storage().resizable())
 
 
-def _broadcast_all(broadcast: Broadcast, tensors: Sequence[Tensor]) -> None:
-    """Make tensors of any dtype equal on all ranks: as bytes, since not all transports know all."""
-    for tensor in tensors:
-        whole = tensor.contiguous()
-        flat = whole.reshape(-1)
-        broadcast([(torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8)])
-        if whole is not tensor:
-            tensor.copy_(whole)
-
-
 def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
     """Make buffers those of rank 0, with one message for each dtype; none without floating-point ones.
 
@@ -296,7 +298,7 @@ def share_buffers(buffers: Sequence[Tensor], broadcast: Broadcast) -> None:
     for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
         same = [buffer for buffer in buffers if buffer.dtype == dtype]
         flat = torch.cat([buffer.reshape(-1) for buffer in same])
-        _broadcast_all(broadcast, [flat])
+        broadcast([flat])
         for buffer, values in zip(same, flat.split([b.numel() for b in same]), strict=True):
             buffer.copy_(values.view_as(buffer))
 

@@ -23,7 +23,7 @@ from torchloom.position import POSITION
 from torchloom.shard.layout import ParamSpec
 from torchloom.shard.leaf_modules import HELD, leaf_forward
 from torchloom.shard.state import ORIGINAL, load_from_state_dict, save_to_state_dict
-from torchloom.shard.writes import WRITES, Memo, WeightCopy, in_module_call, weight_copy
+from torchloom.shard.writes import WRITES, WeightCopy, in_module_call, weight_copy
 
 _CLASSES: dict[tuple[Any, ...], type[nn.Module]] = {}
 
@@ -104,7 +104,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
         # Compiled code does the same by the pass `dedupe_gathers`.
         if torch.compiler.is_compiling():
             return noted(self)
-        return Memo.of(handle).get(self._parameters[attr], lambda: noted(self))
+        return WRITES.once(self._parameters[attr], lambda: noted(self))
 
     return once_per_forward
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchloom import ops
 from torchloom.errors import ShardError
 from torchloom.shard.layout import Layout, ParamSpec, param_of
-from torchloom.shard.parameter import hold_part, hold_whole
+from torchloom.shard.parameter import check_node_unhooked, hold_part, hold_whole
 from torchloom.shard.roots import layout_of, root_of
 from torchloom.shard.shards import cut
 from torchloom.shard.state import ORIGINAL, gather_whole
@@ -39,7 +39,7 @@ def gathered(
             buffers in its state dict; otherwise call it on all ranks.
 
     Raises:
-        ShardError: the model is not sharded, or a parameter is not one of its own.
+        ShardError: the model is not sharded, a parameter is not one of its own, or a hook would be lost.
 
     Example:
         >>> with gathered(model.head.parameters(), modifier_rank=0):  # doctest: +SKIP
@@ -53,6 +53,9 @@ def gathered(
     layout = layout_of(model)
     modules = dict(model.named_modules())
     chosen = _not_yet_whole(_choose(layout, modules, params), modules, modifier_rank)
+    for spec in chosen:
+        if spec.mode == "sharded":
+            check_node_unhooked(param_of(modules, spec), spec.name)
     shards: dict[str, Tensor] = {}
     classes = {path: type(module) for path, module in modules.items()}
     _WHOLE.update((id(param_of(modules, spec)), modifier_rank) for spec in chosen)

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch import modes
-from torchloom._torch.tensors import tree_map_only
 from torchloom._torch.untraced import leave_alone
 from torchloom.config.model import LeafConfig
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.shard.layout import Layout
+from torchloom.shard.nested import map_tensors
 from torchloom.shard.regather import AHEAD, LIVE, GatherCall
 
 logger = get_logger(__name__)
@@ -200,11 +200,11 @@ def leaf_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
         if token is None:
             return result
 
-        def behind(output: Tensor) -> Tensor:
+        def behind(output: Tensor) -> Tensor | None:
             is_plain = output.is_floating_point() or output.is_complex()
-            return _Exit.apply(call, token, output) if is_plain else output
+            return _Exit.apply(call, token, output) if is_plain else None
 
-        return tree_map_only(Tensor, behind, result)
+        return map_tensors(result, behind)
 
     leave_alone(run, "each rank may use another part of a leaf module")  # type: ignore[arg-type]
     return run

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -189,13 +189,16 @@ def _owned(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> dict[Any, Ten
     """Return the parameters that one rank steps for all, by their place in a state dict."""
     if not _FIND:
         return {}
-    owners = _FIND[0](optimizer)
-    return {
-        index: param
-        for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False)
-        for param, index in zip(group["params"], packed["params"], strict=False)
-        if owners.owns(param) is not None
-    }
+    owns = _FIND[0](optimizer).owns
+    return {i: param for i, param in _stepped(optimizer, state_dict) if owns(param) is not None}
+
+
+def _stepped(
+    optimizer: Optimizer, state_dict: Mapping[str, Any]
+) -> Iterator[tuple[Any, nn.Parameter]]:
+    """Yield the parameters of an optimizer, each behind its index in a state dict."""
+    for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
+        yield from zip(packed["params"], group["params"], strict=False)
 
 
 def _cut_all(state: Mapping[str, Any], layout: Layout, spec: ParamSpec) -> dict[str, Any]:
@@ -236,14 +239,13 @@ def _sharded(
 ) -> Iterator[tuple[Any, Layout, ParamSpec]]:
     """Yield index, layout and facts of each shard that an optimizer steps, in its order."""
     found, owned = divided_by_id(), _owned(optimizer, state_dict)
-    for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
-        for param, index in zip(group["params"], packed["params"], strict=False):
-            if index in owned:
-                continue
-            if id(param) in found:
-                yield index, *found[id(param)]
-            elif is_shard(param):
-                raise ShardError(
-                    f"parameter {index} of this optimizer is a shard of a model that has been freed, so its "
-                    "states cannot be made whole: keep the model as long as its optimizer is saved or loaded"
-                )
+    for index, param in _stepped(optimizer, state_dict):
+        if index in owned:
+            continue
+        if id(param) in found:
+            yield index, *found[id(param)]
+        elif is_shard(param):
+            raise ShardError(
+                f"parameter {index} of this optimizer is a shard of a model that has been freed, so its "
+                "states cannot be made whole: keep the model as long as its optimizer is saved or loaded"
+            )

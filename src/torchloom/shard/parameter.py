@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils.convert_parameters import parameters_to_vector
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -101,6 +102,9 @@ class _Answers:
             found = func(*args, **named)
             return _as_shards(found, first, facts)
 
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise _refused("pickle", _facts_of(self))
+
 
 class _ComparesAsBase(type(nn.Parameter)):
     """Lets `type(param) in (Tensor, Parameter)` be true for a class of shards.
@@ -119,9 +123,6 @@ class _ComparesAsBase(type(nn.Parameter)):
 class Shard(_Answers, Tensor, metaclass=_ComparesAsBase):
     """A rank's flat part of a weight, or of something that was computed of it element by element."""
 
-    def __reduce_ex__(self, proto: Any) -> Any:
-        raise _refused("pickle", _facts_of(self))
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
         with as_plain_tensors():
             twin = _marked(self.clone(), _facts_of(self))
@@ -131,9 +132,6 @@ class Shard(_Answers, Tensor, metaclass=_ComparesAsBase):
 
 class ShardParameter(_Answers, nn.Parameter, metaclass=_ComparesAsBase):
     """A parameter that holds this rank's flat shard, and answers as the whole weight."""
-
-    def __reduce_ex__(self, proto: Any) -> Any:
-        raise _refused("pickle", _facts_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         with as_plain_tensors():
@@ -178,6 +176,28 @@ def _give_data(param: nn.Parameter, data: Tensor) -> None:
         dtype = torch.float16 if param.dtype != torch.float16 else torch.float32
         param.data = param.data.new_empty(0, dtype=dtype)
     param.data = data
+
+
+def check_node_unhooked(param: nn.Parameter, name: str) -> None:
+    """Refuse hooks of the node that accumulates a parameter's gradient, before `_give_data` or torch makes a new one.
+
+    Raises:
+        ShardError: it has some.
+    """
+    if not param.requires_grad:
+        return
+    with as_plain_tensors():
+        node = get_gradient_edge(param).node
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *_: None)  # leads to the others, which nothing else shows
+        others = len(handle.hooks_dict_ref() or ()) - 1
+        handle.remove()
+        if others > 0:
+            raise ShardError(
+                f"the parameter {name!r} has a hook on the node that accumulates its gradient, which torch replaces when its "
+                "shape or dtype changes, so the hook would no longer run: remove it, and register one at the parameter of the "
+                "sharded model (register_hook or register_post_accumulate_grad_hook), which stays"
+            )
 
 
 @functools.cache

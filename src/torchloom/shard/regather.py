@@ -35,7 +35,7 @@ from torchloom._torch.autograd import (
 )
 from torchloom._torch.compiling import DuringCompile
 from torchloom.position import POSITION
-from torchloom.shard.writes import WRITES, Memo
+from torchloom.shard.writes import WRITES
 
 
 class GatherCall(NamedTuple):
@@ -257,9 +257,10 @@ def _purpose() -> str:
 
 
 @contextmanager
-def _eager_parts(*, regather: bool) -> Iterator[None]:
+def _eager_parts(*, regather: bool, keeps_tied: bool) -> Iterator[None]:
     """Bracket what a forward pass runs in Python: saved weights as shards, no writes, its purpose told."""
-    start, purpose, POSITION.purpose = WRITES.open(), POSITION.purpose, _purpose()
+    start, purpose = WRITES.open(keeps_tied=keeps_tied), POSITION.purpose
+    POSITION.purpose = _purpose()
     saves = regather and torch.is_grad_enabled()
     try:
         with LIVE.forward_pass() if saves else contextlib.nullcontext():
@@ -269,7 +270,7 @@ def _eager_parts(*, regather: bool) -> Iterator[None]:
         WRITES.close(start)
 
 
-def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandle, ...]:
+def attach(root: nn.Module, regather: bool) -> tuple[RemovableHandle, ...]:
     """Bracket the eager forward passes of `root`: tied weights once, saved weights as shards, no writes.
 
     Returns:
@@ -279,23 +280,20 @@ def attach(root: nn.Module, handle: str, regather: bool) -> tuple[RemovableHandl
     running: WeakIdKeyDictionary = WeakIdKeyDictionary()
     """What each module has open: a deep copy of `root` has these hooks, too, and may run inside of it."""
 
-    def close(opened: list[AbstractContextManager[None]]) -> None:
-        Memo.of(handle).close()
-        opened.pop().__exit__(None, None, None)
-
     def before(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
         opened = running.setdefault(module, [])
         while opened and len(opened) >= _num_running(module):
-            close(opened)  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
-        Memo.of(handle).open()
-        opened.append(_eager_parts(regather=regather))
+            opened.pop().__exit__(
+                None, None, None
+            )  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
+        opened.append(_eager_parts(regather=regather, keeps_tied=True))
         opened[-1].__enter__()
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
-            close(running[module])
+            running[module].pop().__exit__(None, None, None)
 
     return (
         root.register_forward_pre_hook(before),
@@ -325,7 +323,7 @@ def around_compiled(
             before(args, kwargs)
         if regather and torch.is_grad_enabled():
             _DURING_COMPILE.install()  # derivatives that forward takes cannot be traced under hooks
-        with _eager_parts(regather=regather):
+        with _eager_parts(regather=regather, keeps_tied=False):
             return call(*args, **kwargs)
 
     run.__torchloom_compiled__ = call  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def shard_numel_of(numel: int, world_size: int) -> int:
@@ -25,10 +25,20 @@ def cut(whole: Tensor, rank: int, shard_numel: int) -> Tensor:
         >>> cut(torch.arange(5), rank=1, shard_numel=3)
         tensor([3, 4, 0])
     """
-    shard = whole.new_zeros(shard_numel)
-    part = whole.reshape(-1)[rank * shard_numel : (rank + 1) * shard_numel]
-    shard[: part.numel()].copy_(part)
-    return shard
+    return slice_of(whole, shard_numel, rank).clone()
+
+
+def slice_of(whole: Tensor, numel: int, rank: int) -> Tensor:
+    """Return what `cut` does, but a view of the whole where nothing is padded.
+
+    Args:
+        whole: of any shape, such as a gradient that is averaged.
+        numel: elements of a slice, padding included.
+        rank: whose slice it is.
+    """
+    flat = whole.reshape(-1)[rank * numel : (rank + 1) * numel]
+    missing = numel - flat.numel()
+    return nn.functional.pad(flat, (0, missing)) if missing else flat
 
 
 def valid_numel(numel: int, rank: int, shard_numel: int) -> int:

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -32,6 +33,7 @@ ORIGINAL = "_loom_original_class"
 
 StateDictMode = Literal["full", "local"]
 
+_PURPOSE = "for whole weights"
 _mode: ContextVar[StateDictMode] = ContextVar("state_dict_mode", default="full")
 
 
@@ -65,24 +67,20 @@ def full_state_dict(
         cpu: move each weight to the CPU before the next one is gathered.
         only: names to keep, equal on all ranks; default: all.
     """
-    layout = _first_layout(model)
-    keep = not (rank0_only and layout is not None and layout.rank != 0)
+    keep = not (rank0_only and dist.is_initialized() and dist.get_rank() != 0)
     found: dict[str, Tensor] = {}
-    with state_dict_mode("local"):
-        entries = model.state_dict()
-    specs = {} if layout is None else _specs_by_key(model)
-    first_keys: dict[tuple[str, str], str] = {}
-    for key, value in entries.items():
+    first_keys: dict[int, str] = {}
+    for key, value in sharded_state_dict(model).items():
         if only is not None and key not in only:
             continue
-        if key in specs:
-            owner, name = specs[key]
-            first = first_keys.setdefault((owner.handle, name), key)
+        if isinstance(value, ShardTensor):
+            first = first_keys.setdefault(value.local.data_ptr(), key)
             if first != key:  # tied weights are one tensor
                 if keep:
                     found[key] = found[first]
                 continue
-            value = gather_whole(value.local, owner[name], owner.handle)
+            with POSITION.gathering(_PURPOSE):
+                value = gather_shard(value, key)
         if keep:
             found[key] = value.cpu() if cpu and isinstance(value, Tensor) else value
     return found
@@ -195,7 +193,7 @@ def gather_whole(shard: Tensor, spec: ParamSpec, handle: str) -> Tensor:
         spec: of the parameter.
         handle: of the communicator.
     """
-    with torch.no_grad(), POSITION.gathering("for whole weights"):
+    with torch.no_grad(), POSITION.gathering(_PURPOSE):
         return ops.gather(
             shard.detach(), list(spec.shape), spec.dtype, spec.wire_dtype, handle, spec.name
         )
@@ -212,20 +210,3 @@ def gather_shard(shard: ShardTensor, name: str) -> Tensor:
         return ops.gather(
             shard.local, list(shard.shape), shard.dtype, shard.dtype, shard.handle, name
         )
-
-
-def _specs_by_key(model: nn.Module) -> dict[str, tuple[Layout, str]]:
-    found: dict[str, tuple[Layout, str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        layout: Layout | None = module.__dict__.get("_loom_layout")
-        if layout is None:
-            continue
-        for attr, name in module.__dict__["_loom_names"].items():
-            if layout[name].mode == "sharded":
-                found[f"{path}.{attr}" if path else attr] = (layout, name)
-    return found
-
-
-def _first_layout(model: nn.Module) -> Layout | None:
-    layouts = (module.__dict__.get("_loom_layout") for module in model.modules())
-    return next((layout for layout in layouts if layout is not None), None)

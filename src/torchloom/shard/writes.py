@@ -46,25 +46,36 @@ def lost(names: Collection[str]) -> ShardError:
 
 
 class Writes:
-    """Version counters of the weights that were gathered in the running eager forward passes."""
+    """The weights that were gathered in the running eager forward passes: their version counters, and tied ones."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self._tied: list[dict[tuple[int, bool], tuple[Tensor, Tensor]] | None] = []
+        """For each pass, its tied weights by shard, as a copy of the model has the same names; None: it keeps none."""
         self._seen: list[tuple[str, int, Tensor]] = []
 
     @property
     def is_open(self) -> bool:
         """Whether an eager forward pass of a sharded model runs."""
-        return self._depth > 0
+        return bool(self._tied)
 
-    def open(self) -> int:
-        """Enter a forward pass; returns what to hand to `close`."""
-        self._depth += 1
+    def open(self, *, keeps_tied: bool) -> int:
+        """Enter a forward pass, in which a tied weight is gathered once or for each use; returns what to hand to `close`."""
+        self._tied.append({} if keeps_tied else None)
         return len(self._seen)
+
+    def once(self, shard: Tensor, gather: Callable[[], Tensor]) -> Tensor:
+        """Return the tied weight of a shard that was gathered earlier in this forward pass, or gather it now."""
+        known = self._tied[-1] if self._tied else None
+        if known is None:
+            return gather()
+        key = id(shard), torch.is_grad_enabled()
+        if key not in known:
+            known[key] = shard, gather()
+        return known[key][1]
 
     def note(self, weight: Tensor, param: str) -> Tensor:
         """Remember a weight by its counter, without its memory; return the weight."""
-        if self._depth and not weight.is_inference():  # those count no writes
+        if self._tied and not weight.is_inference():  # those count no writes
             counter = weight
             if modes.transform_level() is None:  # torch.func lets nobody assign `.data`
                 counter = weight.detach()  # shares the counter
@@ -78,7 +89,7 @@ class Writes:
         Raises:
             ShardError: a weight was written in it.
         """
-        self._depth -= 1
+        self._tied.pop()
         seen, self._seen[start:] = self._seen[start:], []
         if written := {param for param, version, counter in seen if counter._version != version}:
             raise lost(written)
@@ -165,42 +176,6 @@ def _written_through_data(kind: type[nn.Module], attrs: Collection[str]) -> list
         if assigns or is_in_place_name(method):
             found.append(one.argval)
     return found
-
-
-_MEMOS: dict[str, Memo] = {}
-
-
-class Memo:
-    """Weights gathered in the current forward pass over one communicator."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._kept: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
-        """Shards and their weights. By shard: a copy of the model has the same names."""
-
-    @staticmethod
-    def of(handle: str) -> Memo:
-        """Return the memo of a communicator."""
-        return _MEMOS.setdefault(handle, Memo())
-
-    def open(self) -> None:
-        """Enter a forward pass; passes may nest."""
-        self._depth += 1
-
-    def close(self) -> None:
-        """Leave a forward pass and forget what was gathered in it."""
-        self._depth = max(0, self._depth - 1)
-        if self._depth == 0:
-            self._kept.clear()
-
-    def get(self, shard: Tensor, gather: Callable[[], Tensor]) -> Tensor:
-        """Return the weight of a shard that was gathered earlier in this forward pass, or gather it now."""
-        if self._depth == 0:
-            return gather()
-        key = (id(shard), torch.is_grad_enabled())
-        if key not in self._kept:
-            self._kept[key] = (shard, gather())
-        return self._kept[key][1]
 
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torchloom._torch.dynamo import forget_compiled
 from torchloom.errors import ConfigError, PlanError
+from torchloom.plan.text import aligned
 from torchloom.report.charts import Series, line_chart
 from torchloom.simulation.models import simulated_model
 from torchloom.simulation.result import Simulation
@@ -168,14 +169,7 @@ def table(
                 "" if one.fits else "does not fit",
             )
         )
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place in (0, 6) else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = [*aligned(rows, range(1, 6))]
     lines += [f"{choice.text()}: {error}" for choice, error in refused]
     return "\n".join(lines)
 

@@ -27,16 +27,16 @@ from torchloom.log import get_logger
 from torchloom.memory import WorkspaceTable
 from torchloom.pipeline import CompileSession
 from torchloom.pipeline.ragged import SharedPlan
-from torchloom.pipeline.registry import offloadable_params, option_of
+from torchloom.pipeline.registry import option_of
 from torchloom.runtime import Communicator, WeightStore, make_store
 from torchloom.runtime.lines import tell_graph
 from torchloom.runtime.transports import shm
 from torchloom.shard import layout_of, owners_of
 from torchloom.step.compiled import CompiledStep, start_compiled
 from torchloom.step.description import StepDescription
-from torchloom.step.interfaces import SHARDS, Driver
+from torchloom.step.interfaces import Driver
 from torchloom.step.planner import TRANSIT, costs_of, make_planner
-from torchloom.step.standing import standing_of, standing_parts, step_memory_of
+from torchloom.step.standing import standing_of
 
 
 def build_step(
@@ -69,49 +69,20 @@ def build_step(
         table=target or costs_of(description.device, description.network),
     )
     driver.host.follow([each.name for each in entry.passes])
-    accumulates, may_wait = description.accumulates, description.may_wait
     with driver.as_shards():  # optimizer states have the shapes of what the optimizer steps
-        memory = step_memory_of(
-            optimizer,
-            ranks,
-            driver.owned_memory,
-            workspaces,
-            update=driver.update,
-            is_planned=description.budget_bytes is not None or description.pinned is not None,
-        )
-        parts = standing_parts(
-            model,
-            optimizer,
-            accumulates=accumulates,
-            waits=may_wait.states,
-            memory=memory,
-            on_host=offloadable_params(description.layout) if SHARDS in driver.host.names else (),
-        )
         standing = standing_of(
+            description,
             model,
-            optimizer,
-            ranks,
-            parts=parts,
-            budget_bytes=description.budget_bytes,
-            accumulates=accumulates,
-            may_wait=may_wait,
+            driver,
+            workspaces,
             copy_bytes=0 if shared is None else shared.copy_bytes,
-            memory=memory,
-            update=driver.update,
-            keeps_pool=description.cuda_graphs,
         )
     planner = make_planner(
-        standing,
-        book.table,
-        workspaces,
-        description.pinned,
-        is_estimate=description.backend == "inductor",
-        micro_steps=description.micro_steps if driver.keeps_over_micro_steps else 1,
-        prefetch_is_bound=description.prefetch_is_bound,
+        standing, description, book.table, workspaces, over_steps=driver.keeps_over_micro_steps
     )
     book.account = Account(
         standing.base_bytes,
-        accumulates,
+        description.accumulates,
         standing.base_bytes + standing.step_bytes,
         workspaces,
         TRANSIT,
@@ -139,7 +110,7 @@ def build_step(
             budget_bytes=standing.budget_bytes,
             base_bytes=standing.base_bytes,
             step_bytes=standing.step_bytes,
-            parts=parts,
+            parts=standing.parts,
         ),
         before_forward=driver.before_forward,
         keeps=None if shared is None else shared.store,

@@ -146,5 +146,7 @@ def start_compiled(
         if (reason := why_cache_is_open()) and session.announce:
             logger.warning("%s", reason)
     around = partial(around_compiled, regather=session.regather, before=session.before_forward)
-    compile_in_place(model, session.begin(passes), around=around, **kwargs)
+    session.begin(passes)
+    # Dynamo keys its entries by backend: under the new one that this makes it captures the module again.
+    compile_in_place(model, session, around=around, **kwargs)
     detach_hooks(model)  # last, so that a failure above leaves the model unchanged

@@ -26,8 +26,6 @@ from torchloom.plan import Plan
 from torchloom.plan.transfer_sizes import sizes_within
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, class_of, layout_of
-from torchloom.step.interfaces import SHARDS, STATES
-from torchloom.step.standing import MayWait
 
 logger = get_logger(__name__)
 
@@ -90,17 +88,6 @@ class StepDescription:
     def accumulates(self) -> bool:
         """Whether gradients wait from one micro-step for the next."""
         return self.micro_steps > 1
-
-    @property
-    def may_wait(self) -> MayWait:
-        """What waits on the host in every step, so that a budget may leave it out."""
-        always = self.timetable.names_throughout
-        shard_bytes = sum(spec.shard_numel * spec.dtype.itemsize for spec in self.layout.sharded)
-        return MayWait(
-            states=STATES in always,
-            shard_bytes=shard_bytes if SHARDS in always else None,
-            num_slots=self.host_slots,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,9 @@ from torchloom.errors import PlanError
 from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import Transit, WorkspaceTable
-from torchloom.plan import Plan, Planner
+from torchloom.plan import Planner
 from torchloom.runtime import refresh_bytes, transit_bytes
+from torchloom.step.description import StepDescription
 from torchloom.step.standing import Standing
 
 logger = get_logger(__name__)
@@ -34,24 +35,20 @@ TRANSIT = Transit(transit_bytes, refresh_bytes)
 
 def make_planner(
     standing: Standing,
+    description: StepDescription,
     costs: CostTable,
     workspaces: WorkspaceTable,
-    pinned: Plan | None = None,
     *,
-    is_estimate: bool = False,
-    micro_steps: int = 1,
-    prefetch_is_bound: bool = False,
+    over_steps: bool,
 ) -> Planner | None:
     """Return a planner for the device memory that the budget leaves to forward and backward.
 
     Args:
         standing: memory used outside the graphs, and the budget for the whole step.
+        description: of the step.
         costs: times of operators and links, equal on all ranks.
         workspaces: what operators allocate for themselves.
-        pinned: a plan to follow.
-        is_estimate: see `Planner`.
-        micro_steps: see `Planner`.
-        prefetch_is_bound: see `Planner`.
+        over_steps: whether gathered weights stay over the micro-steps of a step.
 
     Returns:
         None when there is neither a budget nor a plan.
@@ -60,7 +57,7 @@ def make_planner(
         PlanError: the budget does not even hold parameters and optimizer states.
     """
     budget_bytes = standing.budget_bytes
-    if budget_bytes is None and pinned is None:
+    if budget_bytes is None and description.pinned is None:
         return None
     if budget_bytes is not None and budget_bytes <= standing.base_bytes + standing.step_bytes:
         raise PlanError(
@@ -73,13 +70,13 @@ def make_planner(
         None if budget_bytes is None else budget_bytes - standing.beside_graphs_bytes,
         costs,
         workspaces,
-        pinned=pinned,
-        is_estimate=is_estimate,
-        micro_steps=micro_steps,
+        pinned=description.pinned,
+        is_estimate=description.backend == "inductor",
+        micro_steps=description.micro_steps if over_steps else 1,
         transit=TRANSIT,
         states=standing.states,
         base_bytes=standing.beside_graphs_bytes,
-        prefetch_is_bound=prefetch_is_bound,
+        prefetch_is_bound=description.prefetch_is_bound,
     )
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.errors import PlanError
-from torchloom.exchange import Agreement
 from torchloom.log import get_logger
 from torchloom.memory import StepMemory, WorkspaceTable, distinct_bytes, step_memory
+from torchloom.pipeline.registry import offloadable_params
 from torchloom.plan import HostStates
 from torchloom.shard.leaf_modules import leaf_bytes
-from torchloom.step.interfaces import OwnedMemory
+from torchloom.step.description import StepDescription
+from torchloom.step.interfaces import SHARDS, STATES, Driver
 
 logger = get_logger(__name__)
 
-_NUM_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
-"""Number of tensors of a parameter's size that an optimizer will keep, by its class."""
+_UNTRIED_STATES = 2
+"""A guess, as Adam keeps: tensors of a parameter's size that an optimizer keeps which cannot be tried without data."""
 _COUNTER_BYTES = 4
 """An optimizer's count of steps, for each parameter; where its states are known, it is among them."""
 _RESERVE_BYTES = 16 << 10
@@ -30,21 +31,9 @@ _UNLIMITED_BYTES = 1 << 60
 
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters", "buffers", "gradients"
-STATES, MASTERS = "optimizer states", "master copies"
+OPTIMIZER_STATES, MASTERS = "optimizer states", "master copies"
 Parts = tuple[tuple[str, str, int], ...]
 """(kind, layer, bytes) of what lives on a rank's device between steps."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MayWait:
-    """What the config allows to wait on the host while the device does not need it."""
-
-    states: bool
-    """Optimizer states, streamed through the step."""
-    shard_bytes: int | None
-    """Size of this rank's shards that may wait, in bytes; None if none may."""
-    num_slots: int
-    """Chunks of states that may be on the device at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +55,8 @@ class Standing:
     """Whether graphs hold their memory in the optimizer's step too, as recorded ones do."""
     states: HostStates | None = None
     """What may wait on the host; all of it does where no budget leaves room."""
+    parts: Parts = ()
+    """What lives on this rank's device between steps."""
 
     @property
     def beside_graphs_bytes(self) -> int:
@@ -78,103 +69,112 @@ class Standing:
         return self.gradient_bytes + self.update_bytes
 
 
-def standing_of(  # noqa: PLR0913  facts of one step, from one caller
+def standing_of(
+    description: StepDescription,
     model: nn.Module,
-    optimizer: Optimizer | None,
-    ranks: Agreement,
+    driver: Driver,
+    workspaces: WorkspaceTable,
     *,
-    parts: Parts,
-    budget_bytes: int | None,
-    accumulates: bool,
-    may_wait: MayWait,
-    copy_bytes: int = 0,
-    memory: StepMemory | None = None,
-    update: Callable[[Optimizer], None] | None = None,
-    keeps_pool: bool = False,
+    copy_bytes: int,
 ) -> Standing:
     """Return the device memory that a sharded model needs outside its graphs. All ranks must call.
 
     Args:
-        model: sharded, so that its parameters hold this rank's shards.
-        optimizer: over this rank's leaves.
-        ranks: all of them.
-        parts: what `standing_parts` found.
-        budget_bytes: device memory that the user allows for the whole step.
-        accumulates: whether gradients wait from one micro-step for the next.
-        may_wait: what may wait on the host, by the config.
+        description: of the step.
+        model: sharded; its parameters hold what the optimizer steps.
+        driver: steps it.
+        workspaces: what operators allocate for themselves.
         copy_bytes: size of copies of this rank's weights in another dtype, where ranks share them.
-        memory: of the optimizer, where it has been tried.
-        update: see `Driver`; what it allocates counts also where states wait on the host.
-        keeps_pool: see `Standing`.
+
+    Raises:
+        PlanError: see `_step_memory`.
     """
+    optimizer, ranks, budget_bytes = driver.optimizer, driver.ranks, description.budget_bytes
+    accumulates, always = description.accumulates, description.timetable.names_throughout
+    waits = STATES in always
+    memory = _step_memory(description, driver, workspaces)
+    parts = _parts(
+        model,
+        optimizer,
+        memory,
+        accumulates=accumulates,
+        waits=waits,
+        on_host=offloadable_params(description.layout) if SHARDS in driver.host.names else (),
+    )
     own_bytes = _RESERVE_BYTES + copy_bytes + sum(size for _, _, size in parts)
     own_bytes += leaf_bytes(model)  # they run between graphs
-    if optimizer is not None and (may_wait.states or not (memory or optimizer.state)):
+    if optimizer is not None and (waits or not (memory or optimizer.state)):
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
     gradients, update_bytes = 0 if accumulates else _trained_bytes(model), 0
-    if budget_bytes is not None and (not may_wait.states or update is not None):
+    if budget_bytes is not None and (not waits or driver.update is not None):
         peak = 0 if memory is None else memory.peak_bytes
         # The rank that keeps most need not be the one that allocates most.
         update_bytes = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
     states = None
-    if optimizer is not None and (may_wait.states or may_wait.shard_bytes is not None):
-        states = _host_states(
-            optimizer,
-            ranks,
-            step_bytes=(_UNLIMITED_BYTES if budget_bytes is None else budget_bytes)
-            - base
-            - gradients
-            - update_bytes,
-            may_wait=may_wait,
+    if optimizer is not None and (waits or SHARDS in always):
+        leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+        sizes = [_state_bytes(leaf, memory) for leaf in leaves] if waits else []
+        shards = description.layout.sharded if SHARDS in always else ()
+        shard_bytes = sum(spec.shard_numel * spec.dtype.itemsize for spec in shards)
+        step_bytes = _UNLIMITED_BYTES if budget_bytes is None else budget_bytes
+        step_bytes -= base + gradients + update_bytes
+        states = HostStates(  # its states count although the first step makes them
+            total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
+            largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
+            num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
+            step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
+            num_slots=description.host_slots,
+            shard_bytes=ranks.most("bytes of pieces", shard_bytes),
         )
     return Standing(
         budget_bytes=budget_bytes,
         base_bytes=base,
         gradient_bytes=gradients,
         update_bytes=update_bytes,
-        keeps_pool=keeps_pool,
+        keeps_pool=description.cuda_graphs,
         states=states,
+        parts=parts,
     )
 
 
-def step_memory_of(
-    optimizer: Optimizer | None,
-    ranks: Agreement,
-    owned_memory: OwnedMemory | None,
-    workspaces: WorkspaceTable,
-    *,
-    update: Callable[[Optimizer], None] | None = None,
-    is_planned: bool,
+def _step_memory(
+    description: StepDescription, driver: Driver, workspaces: WorkspaceTable
 ) -> StepMemory | None:
-    """Return what this rank's optimizer allocates in a step; None if that is not known. All ranks must call.
-
-    Args:
-        optimizer: over this rank's leaves.
-        ranks: all of them.
-        owned_memory: see `Driver`.
-        workspaces: what operators allocate for themselves.
-        update: see `Driver`.
-        is_planned: whether there is a budget or a plan.
+    """Return what this rank's optimizer allocates in a step and keeps; None if that is not known. All ranks must call.
 
     Raises:
-        PlanError: there is, and ranks own parameters, but what they keep of them is not known.
+        PlanError: something is planned, and ranks own parameters, but what they keep of them is not known.
     """
-    if optimizer is None or not (is_planned or owned_memory):
+    optimizer, ranks, owned, update = (
+        driver.optimizer,
+        driver.ranks,
+        driver.owned_memory,
+        driver.update,
+    )
+    if optimizer is None:
         return None
-    if owned_memory is None:
+    is_planned = description.budget_bytes is not None or description.pinned is not None
+    if owned is None:
+        if (
+            not is_planned
+        ):  # what it keeps is shown; what operators need for themselves is not worth measuring
+            workspaces = WorkspaceTable(measures=False)
         by = {} if update is None else {"step_of": lambda twin: functools.partial(update, twin[0])}
-        found = step_memory(optimizer, workspaces, **by)
+        stepped = getattr(
+            optimizer, "optimizer", optimizer
+        )  # without what a framework wraps around
+        found = step_memory(stepped, workspaces, **by)
     else:
-        found = owned_memory(workspaces)
+        found = owned(workspaces)
         if ranks.most("whether the optimizer's memory is not known", int(found is None)):
             found = None
-    if found is None:
+    if found is None and is_planned:
         text = (
             f"{type(optimizer).__name__}'s step cannot be tried on tensors without data, as it needs their values: "
             "what it allocates is not known"
         )
-        if owned_memory is not None and is_planned:
+        if owned is not None:
             raise PlanError(
                 f"{text}, nor what it keeps of the whole parameters that ranks own. Drop compile.memory_budget and compile.plan, "
                 "or use another optimizer"
@@ -183,14 +183,14 @@ def step_memory_of(
     return found
 
 
-def standing_parts(
+def _parts(
     model: nn.Module,
     optimizer: Optimizer | None,
+    memory: StepMemory | None,
     *,
     accumulates: bool,
     waits: bool,
-    memory: StepMemory | None = None,
-    on_host: Collection[str] = (),
+    on_host: Collection[str],
 ) -> Parts:
     """Return (kind, layer, bytes) of what lives on this rank's device between steps.
 
@@ -199,9 +199,9 @@ def standing_parts(
     Args:
         model: its parameters and buffers.
         optimizer: its states; None: there are none.
+        memory: of the optimizer, where it has been tried.
         accumulates: whether gradients stay from one micro-step to the next, and count.
         waits: whether optimizer states wait on the host, where they do not count.
-        memory: of the optimizer, where it has been tried.
         on_host: names of the parameters whose shards wait there.
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -235,7 +235,6 @@ def _of_optimizer(
     """Yield what the optimizer keeps, by the layer of the parameter that it steps."""
     if optimizer is None:
         return
-    num_states = num_states_of(optimizer)
     for group in optimizer.param_groups:
         for leaf in group["params"]:
             key = leaf.untyped_storage()._cdata
@@ -244,47 +243,16 @@ def _of_optimizer(
                 yield MASTERS, layer, int(leaf.untyped_storage().nbytes())
             if not waits:
                 made = distinct_bytes(optimizer.state.get(leaf, {}).values())
-                like_it = num_states * leaf.numel() * leaf.element_size()
-                tried = like_it if memory is None else memory.state_bytes[id(leaf)]
-                yield STATES, layer, made or tried
+                yield OPTIMIZER_STATES, layer, made or _state_bytes(leaf, memory)
 
 
-def _host_states(
-    optimizer: Optimizer,
-    ranks: Agreement,
-    *,
-    step_bytes: int,
-    may_wait: MayWait,
-) -> HostStates:
-    """Return what may wait on the host and then streams through the step. All ranks must call.
-
-    Args:
-        optimizer: over this rank's leaves; its states count although the first step makes them.
-        ranks: all of them, which plan alike.
-        step_bytes: device memory that is free in a step which keeps no states.
-        may_wait: states, shards of parameters, or both.
-    """
-    leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
-    num_states = num_states_of(optimizer) if may_wait.states else 0
-    sizes = [num_states * leaf.numel() * leaf.element_size() for leaf in leaves]
-    return HostStates(
-        total_bytes=ranks.most("bytes of optimizer states", sum(sizes)),
-        largest_bytes=ranks.most("bytes of one parameter's states", max(sizes, default=0)),
-        num_params=ranks.most("trained elements", sum(leaf.numel() for leaf in leaves)),
-        step_bytes=ranks.least("bytes free in the optimizer's step", step_bytes),
-        num_slots=may_wait.num_slots,
-        shard_bytes=ranks.most("bytes of pieces", may_wait.shard_bytes or 0),
-    )
+def _state_bytes(leaf: Tensor, memory: StepMemory | None) -> int:
+    """Return the bytes of the states that the optimizer will keep of a parameter."""
+    if memory is None:
+        return _UNTRIED_STATES * leaf.numel() * leaf.element_size()
+    return memory.state_bytes[id(leaf)]
 
 
 def _trained_bytes(model: nn.Module) -> int:
     """Return the bytes of a gradient of every trainable parameter, as this rank holds it."""
     return distinct_bytes(param for param in model.parameters() if param.requires_grad)
-
-
-def num_states_of(optimizer: Optimizer) -> int:
-    """Return how many tensors of a parameter's size an optimizer keeps, before it has made them."""
-    name = type(optimizer).__name__
-    if name == "SGD":
-        return int(any(group.get("momentum") for group in optimizer.param_groups))
-    return _NUM_STATES.get(name, 2)

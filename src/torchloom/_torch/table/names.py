@@ -17,7 +17,7 @@ NEEDED = {
         torch._C._autograd _get_current_graph_task_keep_graph
     """,
     "no model can be sharded": """
-        torch.utils._pytree tree_map_only
+        torch.utils._pytree tree_leaves tree_map_only
         torch.autograd _engine_run_backward
         torch.distributed _broadcast_coalesced
     """,

@@ -103,7 +103,7 @@ class LiveGuard:
     def records(self) -> list[Guard]:
         """Return every guard as data."""
         found = guards_of(self._manager)
-        resolve_lines(found, self._code, introspect.interned_files().values())
+        resolve_lines(found, self._code)
         return found
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     hits: list[str] = []
     misses: list[Miss] = []
     for entry in dispatch.asked(ours, how):
-        failure = _failure(entry, how, values)
+        failure = failure_of(entry, how, values)
         if failure is None:
             hits.append(str(entry.compile_id))
         else:
@@ -226,7 +226,7 @@ def explain_call(fn: Any, /, *args: Any, **kwargs: Any) -> CallReport:
     )
 
 
-def _failure(
+def failure_of(
     entry: introspect.CacheEntry, how: dispatch.Compilation | None, values: dict[str, Any]
 ) -> str | None:
     """Return the check of an entry that a call fails, in torch's words; None if the entry fits."""
@@ -234,7 +234,7 @@ def _failure(
         return str(entry.guard_manager.invalidation_reason)
     failure = introspect.guard_failure(entry, values)
     if failure is None and how is not None and not dispatch.is_same_backend(entry, how):
-        return f"{OTHER_BACKEND}compiled by {introspect.backend_name(entry)}"
+        return f"{OTHER_BACKEND}{introspect.backend_name(entry)}"
     return failure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -15,7 +14,7 @@ from torch import fx
 from torchloom._torch import dispatch, introspect
 from torchloom.backends import lookup_backend
 from torchloom.errors import InspectError
-from torchloom.inspect.api.entries import LiveGuard, sort_key
+from torchloom.inspect.api.entries import LiveGuard, failure_of, sort_key
 from torchloom.inspect.live.rewritten import continuations_of, graph_name
 from torchloom.inspect.live.target import TargetFunction, frame_locals, twin_of
 from torchloom.inspect.pseudo import pseudo_source
@@ -65,9 +64,7 @@ class EntryGuard(LiveGuard):
     def failure(self, /, *args: Any, **kwargs: Any) -> str | None:
         """Return the check that a call with these arguments fails, in words; None if the guard holds."""
         values = frame_locals(self._target, args, kwargs)
-        if introspect.is_invalid(self._raw.guard_manager):
-            return "what it was compiled for is gone"
-        failure = introspect.guard_failure(self._raw, values)
+        failure = failure_of(self._raw, None, values)
         return None if failure is None else miss_of(str(self._raw.compile_id), failure).english
 
     def brief(self) -> str:
@@ -86,12 +83,7 @@ class CompiledCode:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the code without checking its guard. Code behind a graph break is still chosen by guards."""
-        fn = self._fn
-        own = FunctionType(
-            self.bytecode, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-        )
-        own.__kwdefaults__ = fn.__kwdefaults__
-        return dispatch.run_only(own)(*args, **kwargs)
+        return dispatch.run_only(twin_of(self._fn, self.bytecode))(*args, **kwargs)
 
     @property
     def original(self) -> CodeType:
@@ -266,59 +258,41 @@ def jit(
     return decorate if fn is None else decorate(fn)
 
 
-_INFIX: dict[str, ast.operator] = {
-    "add": ast.Add(),
-    "sub": ast.Sub(),
-    "mul": ast.Mult(),
-    "truediv": ast.Div(),
-    "div": ast.Div(),
-    "matmul": ast.MatMult(),
-    "pow": ast.Pow(),
-}
 _MAX_CHARS = 500
 
 
 def expression(graph: fx.Graph) -> str:
-    """Return the outputs of a graph as an expression of its inputs.
+    """Return the outputs of a graph as an expression of its inputs: the lines that fx writes, put into each other.
 
-    Inputs have the name that the user gave them. Long expressions end in "...".
+    Inputs have the name that the user gave them. What is longer than a few lines is "..." where it is used.
     """
-    *_, output = graph.nodes
-    result = output.args[0]
-    if isinstance(result, (tuple, list)):
-        tree = ast.Tuple([_tree(each) for each in result], ast.Load())
-        text = ast.unparse(tree.elts[0] if len(result) == 1 else tree)
-    else:
-        text = ast.unparse(_tree(result))
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    function = ast.parse(graph.python_code("self").src).body[-1]
+    assert isinstance(function, ast.FunctionDef)
+    values: dict[str, ast.expr] = {}
+    for argument in function.args.args[1:]:
+        values[argument.arg] = ast.Name(_name_of_input(argument.arg))
+    filled = _Filled(values)
+    for line in function.body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.value) != "None":  # frees a name
+            value = filled.visit(line.value)
+            is_long = len(ast.unparse(value)) > _MAX_CHARS
+            values[ast.unparse(line.targets[0])] = ast.Constant(...) if is_long else value
+        elif isinstance(line, ast.Return) and line.value:
+            result = filled.visit(line.value)
+            is_alone = isinstance(result, ast.Tuple) and len(result.elts) == 1
+            return ast.unparse(result.elts[0] if is_alone else result)
+    return ""
 
 
-def _tree(value: Any) -> ast.expr:
-    """Return a value as a tree of Python, whose text has the parentheses that it needs."""
-    if not isinstance(value, fx.Node):
-        return ast.Name(repr(value))
-    if value.op in ("placeholder", "get_attr"):
-        is_input = value.op == "placeholder"
-        return ast.Name(_input_name(value) if is_input else str(value.target))
-    name = value.target if isinstance(value.target, str) else value.target.__name__
-    name = name.removesuffix(".default").removesuffix(".Tensor")
-    args = [_tree(each) for each in value.args]
-    if value.target is operator.getitem:
-        return ast.Subscript(args[0], args[1], ast.Load())
-    if name == "neg":
-        return ast.UnaryOp(ast.USub(), args[0])
-    if name in _INFIX and len(args) == 2:
-        return ast.BinOp(args[0], _INFIX[name], args[1])
-    called: ast.expr = ast.Name(name)
-    if value.op == "call_method" and args:
-        called, *args = ast.Attribute(args[0], name, ast.Load()), *args[1:]
-    keywords = [ast.keyword(key, _tree(each)) for key, each in value.kwargs.items()]
-    return ast.Call(called, args, keywords)
+class _Filled(ast.NodeTransformer):
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._values.get(node.id, node)
 
 
-def _input_name(node: fx.Node) -> str:
-    """Return the user's name of an input: Dynamo writes `l_x_` for the argument x."""
-    name = str(node.target).lower() if isinstance(node.target, str) else node.name
-    if name.startswith("l_") and name.endswith("_"):
-        return name[2:-1].strip("_") or node.name
-    return node.name
+def _name_of_input(name: str) -> str:
+    """Return the user's name of an input: Dynamo writes `L_x_` for the argument x."""
+    is_dynamos = name.lower().startswith("l_") and name.endswith("_")
+    return (name[2:-1].strip("_") if is_dynamos else "") or name

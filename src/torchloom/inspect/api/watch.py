@@ -236,32 +236,28 @@ def expect(
         yield watch
     record = watch.record
     functions = list(record.all_functions())
-    problems: list[str] = []
+    again = [
+        _why(function, entry)
+        for function in functions
+        for index, entry in enumerate(function.entries)
+        if index or entry.recompiles
+    ]
+    breaks = [f"{each.place}: {each.reason}" for each in record.breaks()]
+    compiled = [f"{f.name}, entry {e.compile_id}" for f in functions for e in f.entries]
+    problems = _over(again, recompiles, "recompiles")
     if recompiles is not None:
-        again = [
-            _why(function, entry)
-            for function in functions
-            for index, entry in enumerate(function.entries)
-            if index or entry.recompiles
-        ]
         title = "calls that no entry fits, and that nothing is compiled for any more:"
-        problems += _over(again, recompiles, "recompiles")
         problems += _listed(title, eager_calls(record))
     if recompiles is not None or graph_breaks is not None:
         title = "functions that run eagerly, as torch gave them up:"
         problems += _listed(title, given_up(record))
-    if graph_breaks is not None:
-        breaks = [f"{each.place}: {each.reason}" for each in record.breaks()]
-        problems += _over(breaks, graph_breaks, "graph breaks")
-    if entries is not None:
-        problems += [
-            f"{function.name} has {len(function.entries)} entries, expected at most {entries}"
-            for function in functions
-            if len(function.entries) > entries
-        ]
-    if compiles is not None:
-        compiled = [f"{f.name}, entry {e.compile_id}" for f in functions for e in f.entries]
-        problems += _over(compiled, compiles, "compiles")
+    problems += _over(breaks, graph_breaks, "graph breaks")
+    problems += [
+        f"{function.name} has {len(function.entries)} entries, expected at most {entries}"
+        for function in functions
+        if entries is not None and len(function.entries) > entries
+    ]
+    problems += _over(compiled, compiles, "compiles")
     if problems:
         raise ExpectationError("\n".join(problems))
 
@@ -272,9 +268,9 @@ def _why(function: Function, entry: Entry) -> str:
     return f"{where}: {reasons or 'another call was compiled'}"
 
 
-def _over(found: list[str], limit: int, what: str) -> list[str]:
+def _over(found: list[str], limit: int | None, what: str) -> list[str]:
     title = f"{len(found)} {what}, expected at most {limit}:"
-    return _listed(title, found) if len(found) > limit else []
+    return _listed(title, found) if limit is not None and len(found) > limit else []
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:

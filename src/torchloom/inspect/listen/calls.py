@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchloom._torch import compiling, introspect
 from torchloom._torch.untraced import never_compile
@@ -22,12 +22,22 @@ from torchloom.inspect.collected import EagerCalls, Row
 from torchloom.inspect.live.rewritten import graph_name
 
 
-class _Counted(NamedTuple):
-    namespace: dict[str, Any]
-    name: str
-    original: Callable[..., Any]
-    wrapper: Callable[..., Any]
-    count: list[int]
+class _Counted:
+    """Stands in front of the graph of an entry, in the global by which the entry calls it."""
+
+    def __init__(self, namespace: dict[str, Any], name: str) -> None:
+        self._namespace, self._name, self._graph = namespace, name, namespace[name]
+        self.num_calls = 0
+        namespace[name] = self
+
+    def __call__(self, *args: Any) -> Any:
+        self.num_calls += 1
+        return self._graph(*args)
+
+    def remove(self) -> None:
+        """Put the graph back, unless a watch around or inside this one stands in front by now."""
+        if self._namespace.get(self._name) is self:
+            self._namespace[self._name] = self._graph
 
 
 class HitCounter:
@@ -38,6 +48,7 @@ class HitCounter:
         self._counted: dict[str, _Counted] = {}
         self._guard = threading.Lock()
         self._is_open = True
+        never_compile(_Counted.__call__.__code__)
 
     def expect(self, code: CodeType, namespace: dict[str, Any] | None) -> None:
         """Note the code of a new entry; Dynamo sets the global of its graph later.
@@ -60,39 +71,24 @@ class HitCounter:
                 name = graph_name(code)
                 if name is None:
                     continue
-                original = namespace.get(name)
-                if original is None:
+                if namespace.get(name) is None:
                     waiting.append((code, namespace))
                 elif name not in self._counted:
-                    self._counted[name] = _count(namespace, name, original)
+                    self._counted[name] = _Counted(namespace, name)
             self._expected = waiting
 
     def counts(self) -> dict[str, int]:
         """Return calls by the name of the graph's global."""
         self.install()
-        return {name: each.count[0] for name, each in self._counted.items()}
+        return {name: each.num_calls for name, each in self._counted.items()}
 
     def close(self) -> None:
         """Put the graphs back into their globals."""
         with self._guard:
             self._is_open = False
             for each in self._counted.values():
-                # A watch around or inside this one may stand in front by now.
-                if each.namespace.get(each.name) is each.wrapper:
-                    each.namespace[each.name] = each.original
+                each.remove()
             self._counted, self._expected = {}, []
-
-
-def _count(namespace: dict[str, Any], name: str, original: Callable[..., Any]) -> _Counted:
-    count = [0]
-
-    def counted(*args: Any) -> Any:
-        count[0] += 1
-        return original(*args)
-
-    never_compile(counted.__code__)
-    namespace[name] = counted
-    return _Counted(namespace, name, original, counted, count)
 
 
 _Lookup = tuple[int, CodeType | None]

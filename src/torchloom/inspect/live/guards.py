@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -12,41 +12,38 @@ from typing import Any
 import torch
 
 from torchloom._torch import introspect
-from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
-from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.english import guard_in_words, without_addresses
+from torchloom.inspect.wording.hider import without_values
 from torchloom.records import Guard
 
 _RELATIONAL = frozenset(
-    {"NO_TENSOR_ALIASING", "OBJECT_ALIASING", "STORAGE_OVERLAPPING", "SYMBOLIC_SHAPE_GUARD"}
+    {"NO_TENSOR_ALIASING", "OBJECT_ALIASING", "STORAGE_OVERLAPPING", "SYMBOLIC_SHAPE"}
 )
 
 
-def guards_of(manager: Any, hider: Hider | None = None) -> list[Guard]:
+def guards_of(manager: Any, shown: Callable[[str], str] = without_values) -> list[Guard]:
     """Return the guards below a guard manager.
 
     A check on several values appears in the tree at each of them; it is listed once.
 
     Args:
         manager: Dynamo's guard manager of an entry.
-        hider: notes the keys that the guards name, so that the record can hide them; None shows keys.
+        shown: returns what may be shown of a source or a check; default: keys, and short words.
     """
     found: dict[tuple[str, str, str], Guard] = {}
     for source, leaf_type, parts, num_fails in introspect.guard_leaves(manager):
-        kind = leaf_type.removesuffix("_GUARD") if leaf_type != "LAMBDA_GUARD" else "LAMBDA_GUARD"
+        kind = leaf_type if leaf_type == "LAMBDA_GUARD" else leaf_type.removesuffix("_GUARD")
         if kind == "DIMENSION_DYNAMIC_MARKING":  # five lines that say one thing
             parts = [f"no dim of {source} is marked dynamic or static"]
         for part in parts or [leaf_type]:
             code, _, comment = part.partition("  # ")
-            if hider is not None:
-                hider.note(source)
-                hider.note(code.strip())
-            code = without_values(code.strip(), keys_too=hider is None)
+            code = shown(code.strip())
             text = without_addresses(code)
             key = (kind, "" if kind in _RELATIONAL else source, text)
             if key in found:
                 continue
             found[key] = Guard(
-                source=source,
+                source=shown(source),
                 kind=kind,
                 text=text,
                 english=guard_in_words(_kind_of(kind, text), source, code),
@@ -83,25 +80,18 @@ _RECIPES = _OWN + "recipes" + os.sep
 """Programs that users run as their own."""
 
 
-def resolve_lines(
-    guards: Iterable[Guard],
-    code: CodeType | None,
-    files: Iterable[str],
-    lines: Mapping[str, str] | None = None,
-) -> None:
+def resolve_lines(guards: Iterable[Guard], code: CodeType | None) -> None:
     """Write the whole path of each guard's line, in place; lines of torch and torchloom are dropped.
 
     Args:
         guards: of one entry.
-        code: the function; its own file is tried first.
-        files: paths that Dynamo has met; files in `linecache` are tried as well.
-        lines: full `file:line` by the text of a guard, for guards whose line is known from the trace.
+        code: the function; its own file is tried first, then those that Dynamo has met, then those in `linecache`.
     """
     own = [] if code is None else [code.co_filename]
-    every = dict.fromkeys([*own, *files, *linecache.cache])
+    every = dict.fromkeys([*own, *introspect.interned_files().values(), *linecache.cache])
     known = [path for path in every if not is_library(path)]
     for guard in guards:
-        guard.user_line = (lines or {}).get(guard.text) or _resolved(guard.user_line, known)
+        guard.user_line = _resolved(guard.user_line, known)
 
 
 def is_library(path: str) -> bool:

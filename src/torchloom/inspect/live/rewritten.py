@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dis
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import CodeType
 from typing import Any
 
 from torchloom._torch import introspect
-from torchloom.inspect.pseudo import pseudo_source
+from torchloom.inspect.pseudo import CONTINUATION, GRAPH, pseudo_source
 from torchloom.records import Continuation
 
 RESUME = re.compile(r"(?:torch_dynamo_resume_in_)+(.*?)_at_(\d+)")
 """How Dynamo names the code of a continuation: function and line."""
-_RESUME = "__resume_at"
-_GRAPH = "__compiled_fn_"
 
 
 def continuations_of(code: CodeType, namespace: Mapping[str, Any]) -> list[Continuation]:
@@ -46,26 +44,23 @@ def continuations(code: CodeType, namespace: Mapping[str, Any]) -> tuple[tuple[s
         code: as Dynamo wrote it.
         namespace: the globals in which it runs.
     """
+    held = _held(code)
+    if not held and not any(name.startswith(CONTINUATION) for name in code.co_names):
+        return ()
     found: dict[str, CodeType] = {}
-    for name, value in _named(code, namespace):
+    for ins in dis.get_instructions(without_constants(code)):  # in the order of the bytecode
+        if ins.opname == "LOAD_CONST" and ins.arg in held:
+            value: Any = held[ins.arg]
+            names = (name for name, each in list(namespace.items()) if each is value)
+            name = next(names, value.co_name)
+        elif isinstance(ins.argval, str) and ins.argval.startswith(CONTINUATION):
+            name, value = ins.argval, namespace.get(ins.argval)
+        else:
+            continue
         resume = introspect.continuation_code(value)
         if resume is not None:
             found.setdefault(name, resume)
     return tuple(found.items())
-
-
-def _named(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the global name and the value of each continuation, in the order of the bytecode."""
-    held = _held(code)
-    if not held and not any(name.startswith(_RESUME) for name in code.co_names):
-        return
-    for each in dis.get_instructions(without_constants(code)):
-        if each.opname == "LOAD_CONST" and each.arg in held:
-            resume = held[each.arg]
-            names = (name for name, value in list(namespace.items()) if value is resume)
-            yield next(names, resume.co_name), resume
-        elif isinstance(each.argval, str) and each.argval.startswith(_RESUME):
-            yield each.argval, namespace.get(each.argval)
 
 
 def _held(code: CodeType) -> dict[int, CodeType]:
@@ -78,7 +73,7 @@ def _held(code: CodeType) -> dict[int, CodeType]:
 
 def graph_name(code: CodeType) -> str | None:
     """Return the global name under which an entry's code calls its graph."""
-    return next((name for name in code.co_names if name.startswith(_GRAPH)), None)
+    return next((name for name in code.co_names if name.startswith(GRAPH)), None)
 
 
 def line_of(code: CodeType) -> int:

@@ -170,11 +170,13 @@ def _wrapped_in(fn: FunctionType) -> Any:
     return (fn.__closure__ or ())[0].cell_contents
 
 
-def twin_of(fn: Any) -> FunctionType:
-    """Return a copy of a function with its own code object, and so with its own compiled entries."""
-    twin = FunctionType(
-        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
-    )
+def twin_of(fn: Any, code: CodeType | None = None) -> FunctionType:
+    """Return a copy of a function that runs other code, or a copy of its own and so has compiled entries of its own.
+
+    What decorators set on the function is not copied.
+    """
+    own = fn.__code__.replace() if code is None else code
+    twin = FunctionType(own, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     twin.__kwdefaults__, twin.__qualname__ = fn.__kwdefaults__, fn.__qualname__
     twin.__module__ = fn.__module__
     return twin
@@ -193,15 +195,10 @@ def frame_locals(
     Raises:
         InspectError: the arguments do not fit the function.
     """
-    # A function without the attributes that decorators set: __signature__ may say anything.
-    bare = FunctionType(
-        target.code, {}, target.fn.__name__, target.fn.__defaults__, target.fn.__closure__
-    )
-    bare.__kwdefaults__ = target.fn.__kwdefaults__
+    # Of the function itself __signature__ may say anything.
+    signature = inspect.signature(twin_of(target.fn, target.code))
     try:
-        bound = inspect.signature(bare).bind(
-            *target.leading, *args, **{**target.keywords, **kwargs}
-        )
+        bound = signature.bind(*target.leading, *args, **{**target.keywords, **kwargs})
     except TypeError as error:
         raise InspectError(f"{target.name}() cannot be called so: {error}") from None
     bound.apply_defaults()

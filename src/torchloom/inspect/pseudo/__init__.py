@@ -6,6 +6,7 @@ rewritten   code that Dynamo wrote: calls of graphs and of continuations, branch
 
 from __future__ import annotations
 
+from torchloom.inspect.pseudo.rewritten import CONTINUATION, GRAPH
 from torchloom.inspect.pseudo.source import bytecode_listing, pseudo_source
 
-__all__ = ["bytecode_listing", "pseudo_source"]
+__all__ = ["CONTINUATION", "GRAPH", "bytecode_listing", "pseudo_source"]

@@ -25,6 +25,10 @@ _IGNORED = frozenset(
     {"NOP", "RESUME", "CACHE", "PRECALL", "EXTENDED_ARG", "COPY_FREE_VARS", "MAKE_CELL"}
     | {"TO_BOOL", "NOT_TAKEN", "DELETE_FAST"}
 )
+_LOADS = frozenset(
+    {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST"}
+    | {"LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE"}
+)
 _HANDLERS = ("PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH")
 _NULL = object()
 """What Python puts beside a callable that is no method."""
@@ -64,6 +68,8 @@ class _Printer:
         self._depth, self._num_results = 0, 0
         self._joins: dict[int, tuple[int, list[Any]]] = {}
         """Depth and stack at the targets of jumps."""
+        self._runs = (self._moved, self._read, self._stored, self._edited, self._called)
+        """Each runs instructions of its sort, and returns whether it knows the one that it is given."""
         self._keywords: tuple[str, ...] = ()
         self._kept: dict[str, Any] = {}
         """What is in the local variables in which Dynamo keeps a value that it needs again."""
@@ -82,8 +88,11 @@ class _Printer:
             return
         if ins.opname.startswith("POP_JUMP_") and "BACKWARD" not in ins.opname:
             self._branch(ins)
-        else:
-            getattr(self, f"_{_ALIASES.get(ins.opname, ins.opname)}", self._other)(ins)
+        elif not any(run(ins) for run in self._runs):
+            self._emit(f"# {ins.opname} {ins.argrepr}".rstrip())
+            effect = dis.stack_effect(ins.opcode, ins.arg, jump=False)
+            self._pops(-effect)
+            self._stack += [f"<{ins.opname}>"] * effect
 
     def _emit(self, line: str) -> None:
         if self.lines and self.lines[-1].strip() == f"# {line}":
@@ -96,25 +105,53 @@ class _Printer:
     def _pops(self, number: int) -> list[Any]:
         return [self._pop() for _ in range(number)][::-1]
 
-    def _other(self, ins: dis.Instruction) -> None:
-        self._emit(f"# {ins.opname} {ins.argrepr}".rstrip())
-        effect = dis.stack_effect(ins.opcode, ins.arg, jump=False)
-        self._pops(-effect)
-        self._stack += [f"<{ins.opname}>"] * effect
+    def _moved(self, ins: dis.Instruction) -> bool:
+        """Run an instruction that only moves values on the stack."""
+        number = ins.arg or 0
+        match ins.opname:
+            case "PUSH_NULL":
+                self._stack.append(_NULL)
+            case "COPY" | "DUP_TOP":
+                self._stack.append(self._stack[-(number or 1)])
+            case "SWAP":
+                self._stack[-number], self._stack[-1] = self._stack[-1], self._stack[-number]
+            case "ROT_TWO" | "ROT_THREE" | "ROT_FOUR" | "ROT_N":
+                number = {"ROT_TWO": 2, "ROT_THREE": 3, "ROT_FOUR": 4}.get(ins.opname, number)
+                self._stack.insert(len(self._stack) - number, self._pop())
+            case _:
+                return False
+        return True
 
-    # -- loads and stores
-
-    def _LOAD_FAST(self, ins: dis.Instruction) -> None:
-        for name in ins.argval if isinstance(ins.argval, tuple) else (ins.argval,):
-            self._stack.append(self._kept.get(name, name))
-
-    def _LOAD_GLOBAL(self, ins: dis.Instruction) -> None:
-        self._push_callable(ins.argval, ins)
-
-    def _LOAD_ATTR(self, ins: dis.Instruction) -> None:
-        is_hook = ins.argval.startswith(_PROFILERS)
-        owner = _text(self._pop())
-        self._push_callable(_PROFILER if is_hook else f"{owner}.{ins.argval}", ins)
+    def _read(self, ins: dis.Instruction) -> bool:
+        """Run an instruction that pushes a value."""
+        name = ins.opname
+        if name in _LOADS:
+            names = ins.argval if isinstance(ins.argval, tuple) else (ins.argval,)
+            self._stack += [self._kept.get(each, each) for each in names]
+        elif name == "LOAD_GLOBAL":
+            self._push_callable(ins.argval, ins)
+        elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+            is_hook = ins.argval.startswith(_PROFILERS)
+            owner = _text(self._pop())
+            self._push_callable(_PROFILER if is_hook else f"{owner}.{ins.argval}", ins)
+        elif name in ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_CONST_IMMORTAL"):
+            self._stack.append(_constant(ins.argval))
+        elif name in ("BUILD_LIST", "BUILD_TUPLE"):
+            parts = self._pops(ins.arg or 0)
+            self._stack.append(parts if name == "BUILD_LIST" else tuple(parts))
+        elif name == "BUILD_MAP":
+            parts = [_text(each) for each in self._pops(2 * (ins.arg or 0))]
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            self._stack.append(f"{{{', '.join(f'{key}: {value}' for key, value in pairs)}}}")
+        elif name == "BUILD_SLICE":
+            self._stack.append(slice(*self._pops(ins.arg or 2)))
+        elif name == "BINARY_SUBSCR" or ins.argrepr == "[]":
+            owner, index = self._pops(2)
+            is_known = isinstance(owner, (list, tuple)) and isinstance(index, (int, slice))
+            self._stack.append(owner[index] if is_known else f"{_text(owner)}[{_text(index)}]")
+        else:
+            return False
+        return True
 
     def _push_callable(self, text: str, ins: dis.Instruction) -> None:
         """Push a value, and what makes a call of it where it is about to be called."""
@@ -122,115 +159,82 @@ class _Printer:
         order = 1 if sys.version_info >= (3, 13) else -1
         self._stack += [text, _NULL][::order] if is_called else [text]
 
-    def _LOAD_CONST(self, ins: dis.Instruction) -> None:
-        self._stack.append(_constant(ins.argval))
+    def _stored(self, ins: dis.Instruction) -> bool:
+        """Run an instruction that stores, drops or returns a value."""
+        match ins.opname:
+            case "STORE_FAST" | "STORE_NAME" | "STORE_DEREF" | "STORE_GLOBAL":
+                name, value = ins.argval, self._pop()
+                is_kept = name.startswith("tmp_") and not isinstance(value, _Call)
+                if value == _PROFILER or is_kept:
+                    self._kept[name] = value
+                else:
+                    self._emit(f"{name} = {_text(value)}")
+            case "STORE_ATTR":
+                value, owner = map(_text, self._pops(2))
+                self._emit(f"{owner}.{ins.argval} = {value}")
+            case "POP_TOP":
+                value = self._pop()
+                if isinstance(value, _Call):
+                    self._emit(value)
+            case "RETURN_VALUE":
+                self._emit(f"return {_text(self._pop())}")
+            case "RETURN_CONST":
+                self._emit(f"return {_text(_constant(ins.argval))}")
+            case _:
+                return False
+        return True
 
-    def _PUSH_NULL(self, ins: dis.Instruction) -> None:
-        self._stack.append(_NULL)
+    def _edited(self, ins: dis.Instruction) -> bool:
+        """Run an instruction that changes a list or what the program has: of the latter a statement tells."""
+        match ins.opname:
+            case "LIST_EXTEND":
+                values, into = self._pop(), self._stack[-(ins.arg or 1)]
+                if isinstance(into, list):
+                    into += _parts(values)
+            case "STORE_SUBSCR":
+                value, owner, index = self._pops(3)
+                if isinstance(owner, list):
+                    owner[index] = value
+                else:
+                    self._emit(f"{_text(owner)}[{_text(index)}] = {_text(value)}")
+            case "DELETE_SUBSCR":
+                owner, index = self._pops(2)
+                if isinstance(owner, list):
+                    del owner[index]
+                else:
+                    self._emit(f"del {_text(owner)}[{_text(index)}]")
+            case _:
+                return False
+        return True
 
-    def _STORE_FAST(self, ins: dis.Instruction) -> None:
-        value = self._pop()
-        if value == _PROFILER or (ins.argval.startswith("tmp_") and not isinstance(value, _Call)):
-            self._kept[ins.argval] = value
+    def _called(self, ins: dis.Instruction) -> bool:
+        """Run an instruction of a call."""
+        name, mapping = ins.opname, _NULL
+        if name == "KW_NAMES":
+            self._keywords = tuple(map(str, self._consts[ins.arg or 0]))
+            return True
+        if name == "CALL_FUNCTION_EX":
+            # From 3.14 on there is always a mapping, or NULL in its place.
+            mapping = self._pop() if ins.arg is None or ins.arg & 1 else _NULL
+            args = [_text(each) for each in _parts(self._pop())]
+            args += [] if mapping is _NULL else [f"**{_text(mapping)}"]
+            number = 2 if len(self._stack) > 1 and _NULL in self._stack[-2:] else 1
+        elif name in ("CALL", "CALL_KW", "CALL_METHOD", "CALL_FUNCTION", "CALL_FUNCTION_KW"):
+            if name.endswith("KW"):
+                self._keywords = tuple(each.strip("'") for each in _parts(self._pop()))
+            args = [_text(each) for each in self._pops(ins.arg or 0)]
+            first = len(args) - len(self._keywords)
+            args[first:] = map("{}={}".format, self._keywords, args[first:])
+            self._keywords = ()
+            number = 1 if name.startswith("CALL_FUNCTION") else 2
         else:
-            self._emit(f"{ins.argval} = {_text(value)}")
-
-    def _STORE_ATTR(self, ins: dis.Instruction) -> None:
-        value, owner = map(_text, self._pops(2))
-        self._emit(f"{owner}.{ins.argval} = {value}")
-
-    def _POP_TOP(self, ins: dis.Instruction) -> None:
-        value = self._pop()
-        if isinstance(value, _Call):
-            self._emit(value)
-
-    # -- lists that hold values
-
-    def _COPY(self, ins: dis.Instruction) -> None:
-        self._stack.append(self._stack[-(ins.arg or 1)])
-
-    def _SWAP(self, ins: dis.Instruction) -> None:
-        at = -(ins.arg or 2)
-        self._stack[at], self._stack[-1] = self._stack[-1], self._stack[at]
-
-    def _ROT_N(self, ins: dis.Instruction) -> None:
-        number = {"ROT_TWO": 2, "ROT_THREE": 3, "ROT_FOUR": 4}.get(ins.opname, ins.arg or 1)
-        self._stack.insert(len(self._stack) - number, self._pop())
-
-    def _BUILD_LIST(self, ins: dis.Instruction) -> None:
-        parts = self._pops(ins.arg or 0)
-        self._stack.append(parts if ins.opname == "BUILD_LIST" else tuple(parts))
-
-    def _BUILD_MAP(self, ins: dis.Instruction) -> None:
-        parts = [_text(each) for each in self._pops(2 * (ins.arg or 0))]
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        self._stack.append(f"{{{', '.join(f'{key}: {value}' for key, value in pairs)}}}")
-
-    def _BUILD_SLICE(self, ins: dis.Instruction) -> None:
-        self._stack.append(slice(*self._pops(ins.arg or 2)))
-
-    def _LIST_EXTEND(self, ins: dis.Instruction) -> None:
-        values, into = self._pop(), self._stack[-(ins.arg or 1)]
-        if isinstance(into, list):
-            into += values if isinstance(values, (list, tuple)) else [f"*{values}"]
-
-    def _BINARY_SUBSCR(self, ins: dis.Instruction) -> None:
-        owner, index = self._pops(2)
-        is_known = isinstance(owner, (list, tuple)) and isinstance(index, (int, slice))
-        self._stack.append(owner[index] if is_known else f"{_text(owner)}[{_text(index)}]")
-
-    def _BINARY_OP(self, ins: dis.Instruction) -> None:
-        (self._BINARY_SUBSCR if ins.argrepr == "[]" else self._other)(ins)
-
-    def _STORE_SUBSCR(self, ins: dis.Instruction) -> None:
-        value, owner, index = self._pops(3)
-        if isinstance(owner, list):
-            owner[index] = value
-        else:
-            self._emit(f"{_text(owner)}[{_text(index)}] = {_text(value)}")
-
-    def _DELETE_SUBSCR(self, ins: dis.Instruction) -> None:
-        owner, index = self._pops(2)
-        if isinstance(owner, list):
-            del owner[index]
-        else:
-            self._emit(f"del {_text(owner)}[{_text(index)}]")
-
-    # -- calls and ends
-
-    def _KW_NAMES(self, ins: dis.Instruction) -> None:
-        self._keywords = tuple(map(str, self._consts[ins.arg or 0]))
-
-    def _CALL(self, ins: dis.Instruction) -> None:
-        if ins.opname.endswith("KW"):
-            self._keywords = tuple(each.strip("'") for each in _parts(self._pop()))
-        args = [_text(each) for each in self._pops(ins.arg or 0)]
-        first = len(args) - len(self._keywords)
-        for i, name in enumerate(self._keywords):
-            args[first + i] = f"{name}={args[first + i]}"
-        self._keywords = ()
-        self._called(args, 1 if ins.opname.startswith("CALL_FUNCTION") else 2)
-
-    def _CALL_FUNCTION_EX(self, ins: dis.Instruction) -> None:
-        # From 3.14 on there is always a mapping, or NULL in its place.
-        mapping = self._pop() if ins.arg is None or ins.arg & 1 else _NULL
-        args = [_text(each) for each in _parts(self._pop())]
-        args += [] if mapping is _NULL else [f"**{_text(mapping)}"]
-        has_null = len(self._stack) > 1 and _NULL in self._stack[-2:]
-        self._called(args, 2 if has_null else 1)
-
-    def _called(self, args: list[str], number: int) -> None:
-        """Push the call of what lies on the stack, a callable and maybe what Python puts beside it."""
+            return False
+        # A callable, and maybe what Python puts beside it.
         callee = next((_text(each) for each in self._pops(number) if each is not _NULL), "<?>")
         text = f"{callee}({', '.join(args)})"
         is_value = callee.startswith(CONTINUATION) and not callee.endswith(")")  # makes a function
         self._stack.append(_PROFILER if callee == _PROFILER else text if is_value else _Call(text))
-
-    def _RETURN_VALUE(self, ins: dis.Instruction) -> None:
-        self._emit(f"return {_text(self._pop())}")
-
-    def _RETURN_CONST(self, ins: dis.Instruction) -> None:
-        self._emit(f"return {_text(_constant(ins.argval))}")
+        return True
 
     def _branch(self, ins: dis.Instruction) -> None:
         value, kind = _text(self._pop()), ins.opname.partition("IF_")[2]
@@ -267,18 +271,3 @@ def _constant(value: Any) -> Any:
 def _parts(value: Any) -> list[Any]:
     """Return the positional arguments that a call gets as one value."""
     return list(value) if isinstance(value, (list, tuple)) else [f"*{_text(value)}"]
-
-
-_ALIASES = {
-    **dict.fromkeys(("LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE"), "LOAD_FAST"),
-    **dict.fromkeys(("LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST"), "LOAD_FAST"),
-    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": "LOAD_FAST",
-    **dict.fromkeys(("STORE_NAME", "STORE_DEREF", "STORE_GLOBAL"), "STORE_FAST"),
-    **dict.fromkeys(("LOAD_SMALL_INT", "LOAD_CONST_IMMORTAL"), "LOAD_CONST"),
-    **dict.fromkeys(("CALL_FUNCTION", "CALL_METHOD", "CALL_FUNCTION_KW", "CALL_KW"), "CALL"),
-    **dict.fromkeys(("ROT_TWO", "ROT_THREE", "ROT_FOUR"), "ROT_N"),
-    "BUILD_TUPLE": "BUILD_LIST",
-    "DUP_TOP": "COPY",
-    "LOAD_METHOD": "LOAD_ATTR",
-}
-"""Opcodes that do what another one does, or have another name in some Python versions."""

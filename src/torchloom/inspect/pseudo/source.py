@@ -12,7 +12,7 @@ import linecache
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -48,14 +48,14 @@ def without_values(code: CodeType, original: CodeType | None = None) -> CodeType
         original: the code of the source, whose strings are shown; default: those of `code`.
     """
     source = code if original is None else original
-    known = frozenset(_texts(source.co_consts)) | {*code.co_names, *code.co_varnames}
+    known = {*words_of(source), *code.co_names, *code.co_varnames}
     return code.replace(
         co_consts=tuple(_shown(each, known) for each in code.co_consts),
         co_names=without_ids(code.co_names),
     )
 
 
-def _shown(value: Any, known: Collection[str | bytes]) -> Any:  # noqa: PLR0911
+def _shown(value: Any, known: Collection[str]) -> Any:  # noqa: PLR0911
     """Return a literal as it is, anything else as its type."""
     kind = type(value)
     # Types are compared by identity alone: a metaclass of the program may define `==`.
@@ -64,7 +64,7 @@ def _shown(value: Any, known: Collection[str | bytes]) -> Any:  # noqa: PLR0911
     if kind is int:
         return value if value.bit_length() <= _MAX_BITS else Hidden("<int>")
     if kind is str or kind is bytes:
-        if value not in known:
+        if (value if kind is str else value.decode("latin-1")) not in known:
             return Hidden(f"<{kind.__name__}>")
         return value if len(value) <= _MAX_CHARS else Hidden(f"{value[:_MAX_CHARS]!r}...")
     if kind is tuple or kind is frozenset:
@@ -81,16 +81,25 @@ def _plain_torch() -> list[type]:
     return [] if torch is None else [getattr(torch, name) for name in _PLAIN_TORCH]
 
 
-def _texts(consts: tuple[Any, ...] | frozenset[Any]) -> Iterator[str | bytes]:
-    """Yield the strings among constants, those of nested functions included."""
-    for each in consts:
+def words_of(code: CodeType) -> Iterator[str]:
+    """Yield the names and the strings in a code object, those of nested functions included; bytes as text."""
+    yield from (code.co_name, *code.co_names, *code.co_varnames)
+    yield from (*code.co_freevars, *code.co_cellvars)
+    yield from _words_in(code.co_consts)
+
+
+def _words_in(constants: Iterable[Any]) -> Iterator[str]:
+    for each in constants:
+        # By exact type: Dynamo puts objects of the program among constants.
         kind = type(each)
-        if kind is str or kind is bytes:
+        if kind is str:
             yield each
-        elif kind is tuple or kind is frozenset:
-            yield from _texts(each)
+        elif kind is bytes:
+            yield each.decode("latin-1")
         elif kind is CodeType:
-            yield from _texts(each.co_consts)
+            yield from words_of(each)
+        elif kind is tuple or kind is frozenset:
+            yield from _words_in(each)
 
 
 def without_ids(names: Sequence[str]) -> tuple[str, ...]:

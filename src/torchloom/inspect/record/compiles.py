@@ -1,4 +1,4 @@
-"""One compile of Dynamo, or the attempt at one, while its record is put together; the files that the trace names."""
+"""One compile of Dynamo, or the attempt at one, while its record is put together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from torchloom._torch import compiling, introspect
 from torchloom.inspect.collected import Rewriting
-from torchloom.inspect.live.guards import is_library, resolve_lines
+from torchloom.inspect.live.guards import is_library
 from torchloom.inspect.live.target import Named
-from torchloom.inspect.wording.english import guard_in_words, without_addresses, without_values
-from torchloom.inspect.wording.hider import Hider
-from torchloom.records import Entry, Guard
+from torchloom.records import Entry
 
 CompileKey = tuple[int, int, int]
 """(epoch, frame id, version)."""
@@ -33,11 +31,8 @@ class Compile:
     """The callable, where torch compiles it through a wrapper function of its own."""
     hit_limit: bool = False
     """Whether the recompile limit ended it."""
-    stack: list[Mapping[str, Any]] = field(default_factory=list)
-    """The frames that led to it, as torch logs them."""
     calls: Sequence[tuple[str, int, str]] = ()
     """File, line and function of all that led to it."""
-    guard_rows: list[Mapping[str, Any]] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)
     """The sizes of the tensors in the call, by source."""
 
@@ -72,50 +67,6 @@ class Compile:
     @property
     def _metrics(self) -> Mapping[str, Any]:
         return self.entry.metrics.get("forward", {})
-
-
-class Places:
-    """Resolves the file names of one watch.
-
-    Args:
-        files: names by their number in the trace; the reader of the trace adds to them.
-        hider: notes the keys that guards name.
-    """
-
-    def __init__(self, files: dict[int, str], hider: Hider) -> None:
-        self.files, self._hider = files, hider
-
-    def of(self, frame: Mapping[str, Any]) -> tuple[str, int]:
-        """Return file and line of a frame as torch logs it."""
-        number = frame.get("filename")
-        path = self.files.get(number, str(number)) if isinstance(number, int) else str(number)
-        return path, int(frame.get("line") or 0)
-
-    def add_user_lines(self, compile_: Compile) -> None:
-        """Add to each guard of an entry the line of user code that made it.
-
-        An entry whose live guards are gone gets the guards from the trace.
-        """
-        entry = compile_.entry
-        lines: dict[str, str] = {}
-        texts: dict[str, str] = {}
-        for row in compile_.guard_rows:
-            raw = str(row.get("code", ""))
-            self._hider.note(raw)
-            code = without_values(raw, keys_too=False)
-            texts[without_addresses(code)] = code
-            user = [
-                frame for frame in row.get("user_stack") or [] if not is_library(self.of(frame)[0])
-            ]
-            if user:
-                file, line = self.of(user[-1])
-                lines[without_addresses(code)] = f"{file}:{line}"
-        if not entry.guards:
-            entry.guards = [
-                Guard(source="", kind="", text=text, english=guard_in_words("", "", code))
-                for text, code in texts.items()
-            ]
-        resolve_lines(entry.guards, compile_.code, self.files.values(), lines)
 
 
 def user_stack(compile_: Compile) -> list[str]:

@@ -11,32 +11,29 @@ import linecache
 import tokenize
 from collections.abc import Mapping, Sequence
 from types import CodeType
-from typing import TypeVar
 
 from torchloom._torch import introspect
 from torchloom.inspect.collected import EagerCalls
 from torchloom.inspect.live.rewritten import RESUME, graph_name
 from torchloom.inspect.live.target import short_name
-from torchloom.inspect.record.compiles import Compile, CompileKey, Places
+from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.recompiles import advise
 from torchloom.records import Function
 
 _Group = tuple[int, int, str]
 """(epoch, frame id, name of what torch wrapped)."""
+_Groups = Mapping[_Group, Sequence[Compile]]
 NOTHING_TO_COMPILE = "nothing to compile: no operator of torch was traced"
 NOTHING_LATER = (
     "not compiled any more, and its entries not used: in a later call there was nothing to compile"
 )
 
 
-def functions_of(
-    compiles: Mapping[CompileKey, Compile], places: Places, eager: EagerCalls
-) -> list[Function]:
+def functions_of(compiles: Mapping[CompileKey, Compile], eager: EagerCalls) -> list[Function]:
     """Return the functions that were compiled or tried, those behind graph breaks as children.
 
     Args:
         compiles: by key, with completed entries.
-        places: resolves file names.
         eager: calls that ran eagerly because no entry fitted.
     """
     groups: dict[_Group, list[Compile]] = {}
@@ -45,49 +42,37 @@ def functions_of(
         wrapped = compiles[key].wrapped
         group = (*key[:2], "" if wrapped is None else wrapped.name)
         groups.setdefault(group, []).append(compiles[key])
-    functions = {key: _function(group, places) for key, group in groups.items()}
+    functions = {key: _function(group) for key, group in groups.items()}
     for key, group in groups.items():
         _fill(functions[key], group, eager)
-    count_through_continuations(functions, groups)
-    roots = _hung(functions, groups)
+    links = _Links(groups)
+    _count_through_continuations(functions, groups, links)
+    roots = _hung(functions, groups, _parents(groups, links))
     advise(roots)
     return roots + _compiled_before(groups, eager)
 
 
-def _function(group: Sequence[Compile], places: Places) -> Function:
+def _function(group: Sequence[Compile]) -> Function:
+    """Return the record of a function, without entries."""
     first = group[0]
-    epoch, frame_id = first.key[:2]
-    wrapped = first.wrapped
-    if wrapped is not None:
-        name, file, line = wrapped
-        return Function(
-            name=short_name(name),
-            qualname=name,
-            file=file,
-            line=line,
-            source=_source_at(file, line),
-            frame_id=frame_id,
-            epoch=epoch,
-        )
     code = next((each.code for each in group if each.code is not None), None)
-    if code is not None:
-        return _named_by(code, epoch, frame_id)
-    # A capture of a whole function, as for serving, says no name.
-    name, file, line = "captured graph" if first.entry.artifacts else "unknown", "", 0
-    metrics = first.entry.metrics.get("forward", {})
-    if first.stack:
-        file, line = places.of(first.stack[-1])
-        name = str(first.stack[-1].get("name", name))
-    return Function(
-        name=str(metrics.get("co_name", name)),
-        file=str(metrics.get("co_filename", file)),
-        line=int(metrics.get("co_firstlineno", line) or 0),
-        frame_id=frame_id,
-        epoch=epoch,
-    )
+    if first.wrapped is not None:
+        name, file, line = first.wrapped
+        source = _source_at(file, line)
+        function = Function(
+            name=short_name(name), qualname=name, file=file, line=line, source=source
+        )
+    elif code is not None:
+        function = _named_by(code)
+    else:
+        # A capture of a whole function, as for serving, says no name.
+        name = "captured graph" if first.entry.artifacts else "unknown"
+        function = Function(name=name, file="", line=0)
+    function.epoch, function.frame_id = first.key[:2]
+    return function
 
 
-def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Function:
+def _named_by(code: CodeType, epoch: int = 0) -> Function:
     """Return the record of a code object's function, without entries."""
     file, line = introspect.place_of(code)
     match = RESUME.fullmatch(code.co_name)
@@ -98,7 +83,6 @@ def _named_by(code: CodeType, epoch: int, frame_id: int | None = None) -> Functi
         file=file,
         line=int(match.group(2)) if match and file == code.co_filename else line,
         source="" if match else _source_at(file, line),  # the report shows what it continues
-        frame_id=frame_id,
         epoch=epoch,
     )
 
@@ -141,9 +125,7 @@ def _over(limit: int | None, num_calls: int) -> str:
     return f"the recompile limit of {limit} is reached: {calls}"
 
 
-def _compiled_before(
-    groups: Mapping[_Group, Sequence[Compile]], eager: EagerCalls
-) -> list[Function]:
+def _compiled_before(groups: _Groups, eager: EagerCalls) -> list[Function]:
     """Return functions that were not compiled while watched, but whose calls ran eagerly."""
     known = {(key[0], each.code) for key, group in groups.items() for each in group}
     found = []
@@ -156,11 +138,9 @@ def _compiled_before(
 
 
 def _hung(
-    functions: Mapping[_Group, Function],
-    groups: Mapping[_Group, Sequence[Compile]],
+    functions: Mapping[_Group, Function], groups: _Groups, parents: Mapping[_Group, _Group]
 ) -> list[Function]:
     """Put continuations below the function that they continue; return the other functions."""
-    parents = parents_of(groups)
     roots: list[Function] = []
     before: dict[tuple[int, CodeType], Function] = {}
     for key, function in functions.items():
@@ -188,24 +168,30 @@ def _source_at(file: str, line: int) -> str:
         return ""
 
 
-Group = TypeVar("Group", bound=tuple[int, int, str])
+class _Links:
+    """The groups by what they compiled, and by the continuations that they call."""
+
+    def __init__(self, groups: _Groups) -> None:
+        self.by_code: dict[tuple[int, int], _Group] = {}
+        self.callers: dict[tuple[int, int], list[_Group]] = {}
+        for key, each in ((key, each) for key, group in groups.items() for each in group):
+            self.by_code[key[0], id(each.code)] = key
+            for _, code in each.continuations:
+                self.callers.setdefault((key[0], id(code)), []).append(key)
 
 
-def parents_of(groups: Mapping[Group, Sequence[Compile]]) -> dict[Group, Group]:
-    """Return the group of the function that each continuation continues.
+def _parents(groups: _Groups, links: _Links) -> dict[_Group, _Group]:
+    """Return the group of the function that each continuation continues."""
 
-    Args:
-        groups: compiles by (epoch, frame id, name).
-    """
-    by_code, callers = _by_code(groups), _callers(groups)
-
-    def caller(key: Group) -> Group | None:
-        found = (each for c in groups[key] for each in callers.get((key[0], id(c.code)), ()))
+    def caller(key: _Group) -> _Group | None:
+        found = (each for c in groups[key] for each in links.callers.get((key[0], id(c.code)), ()))
         return next((each for each in found if each != key), None)
 
     parents = {}
     for key, group in groups.items():
-        wholes = (by_code.get((key[0], id(each.continues))) for each in group if each.continues)
+        wholes = (
+            links.by_code.get((key[0], id(each.continues))) for each in group if each.continues
+        )
         parent = next((whole for whole in wholes if whole is not None), None)
         # The rest of a function that was inlined: below the outermost one that leads to it.
         above, seen = caller(key) if parent is None else None, {key}
@@ -217,42 +203,20 @@ def parents_of(groups: Mapping[Group, Sequence[Compile]]) -> dict[Group, Group]:
     return parents
 
 
-def _by_code(groups: Mapping[Group, Sequence[Compile]]) -> dict[tuple[int, int], Group]:
-    return {(key[0], id(each.code)): key for key, group in groups.items() for each in group}
-
-
-def _callers(groups: Mapping[Group, Sequence[Compile]]) -> dict[tuple[int, int], list[Group]]:
-    """Return, by the epoch and the code of a continuation, the group of each entry that calls it."""
-    found: dict[tuple[int, int], list[Group]] = {}
-    for key, group in groups.items():
-        for each in group:
-            for _, code in each.continuations:
-                found.setdefault((key[0], id(code)), []).append(key)
-    return found
-
-
-def count_through_continuations(
-    functions: Mapping[Group, Function], groups: Mapping[Group, Sequence[Compile]]
+def _count_through_continuations(
+    functions: Mapping[_Group, Function], groups: _Groups, links: _Links
 ) -> None:
-    """Set the hits of entries without a graph, or mark them as not counted.
-
-    Args:
-        functions: by group, with the calls of their other entries.
-        groups: the compiles of each function.
-    """
-    by_code, callers = _by_code(groups), _callers(groups)
+    """Set the hits of entries without a graph, or mark them as not counted."""
     # Dynamo meets a continuation after the code that calls it: go from the innermost outwards.
     for key in sorted(groups, key=lambda key: key[:2], reverse=True):
         for each in groups[key]:
-            if (
-                not each.is_entry
-                or each.rewritten is None
-                or graph_name(each.rewritten.transformed)
-            ):
+            code = each.rewritten.transformed if each.rewritten and each.is_entry else None
+            if code is None or graph_name(code):
                 continue
             codes = [(key[0], id(code)) for _, code in each.continuations]
-            is_one = len(codes) == 1 and len(callers[codes[0]]) == 1 and codes[0] in by_code
-            child = functions[by_code[codes[0]]] if is_one else None
+            whole = links.by_code.get(codes[0]) if len(codes) == 1 else None
+            is_one = whole is not None and len(links.callers[codes[0]]) == 1
+            child = functions[whole] if whole and is_one else None
             if child is None or not child.entries or not all(e.is_counted for e in child.entries):
                 each.entry.is_counted = False
                 continue

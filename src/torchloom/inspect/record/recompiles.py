@@ -8,45 +8,49 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from torchloom._torch import introspect
 from torchloom.inspect.record.compiles import Compile
-from torchloom.inspect.wording.english import source_in_words, without_addresses, without_values
-from torchloom.inspect.wording.hider import Hider
+from torchloom.inspect.wording.english import (
+    check_in,
+    source_in_words,
+    value_in_words,
+    without_addresses,
+)
+from torchloom.inspect.wording.hider import without_values
 from torchloom.inspect.wording.reasons import (
     ANOTHER,
     ANOTHER_LENGTH,
-    APART,
-    ATTRIBUTE_FIX,
-    DYNAMIC_FIX,
+    BRANCH,
     NAN,
     TYPES,
-    constant_fix,
     reason_of,
 )
-from torchloom.records import Entry, Function, Guard, Recompile
-
-_CLASS = re.compile(r"<class '([^']+)'>")
+from torchloom.records import Entry, Function, Recompile
 
 
-def parse_reasons(payload: str, hider: Hider) -> list[Recompile]:
+def parse_reasons(payload: str, shown: Callable[[str], str]) -> list[Recompile]:
     """Read one `recompile_reasons`: a text, or a JSON list of texts, one per older entry.
 
     Args:
         payload: as Dynamo logs it.
-        hider: notes the keys that the texts name.
+        shown: as for `parse_reason`.
     """
     try:
         data = json.loads(payload)
     except ValueError:
         data = payload
     texts = data if isinstance(data, list) else [data]
-    return [parse_reason(str(text), hider) for text in texts]
+    return [parse_reason(str(text), shown) for text in texts]
 
 
-def parse_reason(text: str, hider: Hider | None = None) -> Recompile:
+def parse_reason(text: str, shown: Callable[[str], str] = without_values) -> Recompile:
     """Read one reason, such as `0/0: tensor 'x' size mismatch at index 0. expected 10, actual 8`.
+
+    Args:
+        text: as Dynamo logs it.
+        shown: returns what may be shown of a check.
 
     Example:
         >>> r = parse_reason("0/0: tensor 'x' size mismatch at index 0. expected 10, actual 8")
@@ -56,10 +60,7 @@ def parse_reason(text: str, hider: Hider | None = None) -> Recompile:
     entry, _, rest = text.partition(": ")
     if not re.fullmatch(r"[\d/]+", entry.strip()):
         entry, rest = "", text
-    body = rest.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    if hider is not None:
-        hider.note(body)
-    body = without_values(body, keys_too=hider is None)
+    body = shown(check_in(rest))
     reason = reason_of(body)
     return Recompile(
         entry=entry.strip(),
@@ -71,34 +72,11 @@ def parse_reason(text: str, hider: Hider | None = None) -> Recompile:
     )
 
 
-_SIZE = re.compile(r"size\((\d+)\) == ")
-_SIZES = re.compile(r"size=\[([^\]]*)\]")
-
-
 def explain_recompiles(entry: Entry) -> None:
     """Add to each reason the value of the call, and whether the new entry fits other values as well."""
-    if not entry.guards:
-        return
     for each in entry.recompiles:
-        found = _SIZE.match(each.expected)
-        if found:
-            _explain_size(entry, each, int(found.group(1)))
-        elif each.actual in (ANOTHER, ANOTHER_LENGTH):
+        if entry.guards and each.actual in (ANOTHER, ANOTHER_LENGTH):
             _explain_value(entry, each)
-
-
-def _explain_size(entry: Entry, reason: Recompile, index: int) -> None:
-    lowest = _lowest(entry, reason.source, index)
-    if lowest is None:
-        return
-    old = int(reason.expected.rpartition(" ")[2])
-    if old < lowest:
-        more = APART
-    else:
-        more = (
-            f"torch._dynamo.mark_dynamic(tensor, {index}) before the first call saves this compile"
-        )
-    reason.fix = f"now dynamic: entry {entry.compile_id} serves sizes >= {lowest}; {more}"
 
 
 def _explain_value(entry: Entry, reason: Recompile) -> None:
@@ -109,153 +87,176 @@ def _explain_value(entry: Entry, reason: Recompile) -> None:
         reason.actual = next((f"len {found.group(1)}" for found in lengths if found), reason.actual)
         return
     for guard in about:
-        if guard.text.startswith(f"{guard.source} == "):
-            reason.actual = guard.text.removeprefix(f"{guard.source} == ")
-        elif guard.english.endswith(" is nan"):
+        said = value_in_words(guard)
+        if guard.english.endswith(" is nan"):
             reason.actual, reason.fix = "nan", NAN
         elif guard.kind == "TYPE_MATCH" and reason.expected.startswith("== "):
-            _explain_type(entry, reason, guard)
+            _explain_type(entry, reason, said)
+        elif said and guard.kind != "TYPE_MATCH":
+            reason.actual = said.removeprefix("== ")
 
 
-def _explain_type(entry: Entry, reason: Recompile, guard: Guard) -> None:
+_DYNAMIC = (
+    ("an `int`", r"== -?\d+", "integers"),
+    ("a `float`", r"== (?:-?[\d.]+(?:e[+-]?\d+)?|-?inf|nan)", "floats"),
+)
+
+
+def _explain_type(entry: Entry, reason: Recompile, said: str) -> None:
     """Add the type of the value in the call, or say that the new entry fits other values of that type."""
-    named = _CLASS.search(guard.text)
-    if named is None:
-        return
-    for name, words, number in (
-        ("int", "integers", r"== -?\d+"),
-        ("float", "floats", r"== (?:-?[\d.]+(?:e[+-]?\d+)?|-?inf|nan)"),
-    ):
-        if named.group(1) == name and re.fullmatch(number, reason.expected):
+    for named, number, words in _DYNAMIC:
+        if said == named and re.fullmatch(number, reason.expected):
+            reason.actual = re.sub("^an? ", "another ", said)
             reason.fix = f"now dynamic: entry {entry.compile_id} serves other {words} as well"
             return
-    reason.actual, reason.fix = f"a `{named.group(1)}`", TYPES
-
-
-def _lowest(entry: Entry, source: str, index: int) -> int | None:
-    """Return the smallest size that an entry accepts for a dim; None if it accepts one size only."""
-    for guard in entry.guards:
-        if guard.kind != "TENSOR_MATCH" or source_in_words(guard.source) != source:
-            continue
-        sizes = _SIZES.search(guard.text)
-        parts = [part.strip() for part in sizes.group(1).split(",")] if sizes else []
-        if index >= len(parts) or parts[index] != "None":
-            return None
-        return _bound(entry, guard.source, index)
-    return None
-
-
-def _bound(entry: Entry, source: str, index: int) -> int:
-    size = re.escape(f"{source}.size()[{index}]")
-    lowest = 0
-    for guard in entry.guards:
-        for pattern in (rf"(\d+) <= {size}", rf"{size} >= (\d+)"):
-            found = re.search(pattern, guard.text)
-            if found:
-                lowest = max(lowest, int(found.group(1)))
-    return lowest
-
-
-_CLOSURE_FIX = "a closure variable is a constant of the graph: pass it as an argument"
+    if "`" in said:
+        reason.actual, reason.fix = said, TYPES
 
 
 def name_sources(compile_: Compile) -> None:
-    """Name closure variables, and the callable inside torch's wrapper function, in guards and reasons.
+    """Name closure variables, the callable inside torch's wrapper function, and the arguments of a module's forward.
 
-    Guards and reasons of the entry are changed in place.
+    What torchloom puts in front of a module takes `*args, **kwds`. Guards, reasons and arguments of the entry are
+    changed in place.
     """
-    code = compile_.code
+    code, entry = compile_.code, compile_.entry
     if code is None:
         return
-    _name_arguments_of_forward(compile_)
-    is_wrapped = compile_.wrapped is not None
-    names = {"fn": "self"} if is_wrapped else {n: f"closure variable {n}" for n in code.co_freevars}
-    for old, new in names.items():
-        pattern = re.compile(rf"\bargument {re.escape(old)}(?!\w)")
-        for guard in compile_.entry.guards:
-            guard.english = pattern.sub(new, guard.english)
-        for reason in compile_.entry.recompiles:
-            if not pattern.match(reason.source):
-                continue
-            reason.source = pattern.sub(new, reason.source)
-            if reason.fix in (DYNAMIC_FIX, ATTRIBUTE_FIX):
-                value = reason.expected.removeprefix("== ")
-                reason.fix = constant_fix(reason.source, value) if is_wrapped else _CLOSURE_FIX
-
-
-def _name_arguments_of_forward(compile_: Compile) -> None:
-    """Name arguments as the module's forward does: what torchloom puts in front takes `*args, **kwds`."""
-    names = None if compile_.code is None else introspect.forward_arguments(compile_.code)
-    if names is None:
-        return
+    renames: list[tuple[str, str]] = []
+    names = introspect.forward_arguments(code)
+    if names is not None:
+        own = ("args", "kwds", "call")
+        entry.trigger = {name: value for name, value in entry.trigger.items() if name not in own}
+        renames += [(rf"args\[{i}\]", name) for i, name in enumerate(names)]
+        renames += [(r"kwds\['(\w+)'\]", r"\1"), (r"(?:argument )?\bcall\.__self__", "self")]
+    if compile_.wrapped is not None:
+        renames.append((r"\bargument fn\b", "self"))
+    else:
+        renames += [(rf"\bargument {n}\b", f"closure variable {n}") for n in code.co_freevars]
 
     def named(text: str) -> str:
-        for i, name in enumerate(names):
-            text = text.replace(f"args[{i}]", name)
-        text = re.sub(r"kwds\['(\w+)'\]", r"\1", text)
-        return re.sub(r"(?:argument )?\bcall\.__self__", "self", text)
+        for old, new in renames:
+            text = re.sub(old, new, text)
+        return text
 
-    entry = compile_.entry
-    own = ("args", "kwds", "call")
-    entry.trigger = {named(k): v for k, v in entry.trigger.items() if k not in own}
+    entry.trigger = {named(name): value for name, value in entry.trigger.items()}
     for guard in entry.guards:
         guard.english = named(guard.english)
     for reason in entry.recompiles:
         reason.source = named(reason.source)
 
 
-_MARK = re.compile(r"torch\._dynamo\.(?:decorators\.)?mark_(?:dynamic|unbacked)\(tensor, (\d+)\)")
 _CALL = re.compile(r"(.+):\d+ in (.+)")
 
 
 def advise(roots: Sequence[Function]) -> None:
-    """Name the argument to mark in each advice, in place, or say what else ends all recompiles of a call."""
-    groups: dict[int, list[tuple[Function, Function, Recompile]]] = {}
+    """Add to each reason what ends the recompiles of a constant or a size that changes, in place.
+
+    Only here is all known that it depends on: names, the new entry, the function that the user calls.
+    """
+    groups: dict[int, list[tuple[Function, Function, Entry, Recompile]]] = {}
     for root in roots:
         called = _called_by_user(root, roots)
-        for function in root.walk():
-            rows = groups.setdefault(id(called), [])
-            rows += [(called, function, each) for each in _about_sizes(function)]
-    for rows in groups.values():
+        rows = ((f, e, each) for f in root.walk() for e in f.entries for each in e.recompiles)
+        for function, entry, each in rows:
+            if each.expected.startswith("== "):
+                each.fix = each.fix or constant_fix(each.source, each.expected[3:])
+            elif _SIZE.fullmatch(each.expected):
+                groups.setdefault(id(called), []).append((called, function, entry, each))
+    for group in groups.values():
         # A mark does not outlive a graph break: it helps where all is one graph.
-        is_alone = all(function is called for called, function, _ in rows)
-        for called, _, each in rows:
-            is_marked = is_alone and _is_argument(each)
-            name = each.source.removeprefix("argument ") if is_marked else ""
-            each.fix = _advice(each.fix, name, called.name)
+        is_alone = all(function is called for called, function, _, _ in group)
+        for called, _, entry, each in group:
+            # torch hands on what the compiled function made as `___stack0`.
+            is_argument = each.source.startswith("argument ") and "___" not in each.source
+            each.fix = _size_fix(entry, each, called.name, is_alone and is_argument)
 
 
-def _about_sizes(function: Function) -> Iterator[Recompile]:
-    for entry in function.entries:
-        yield from (each for each in entry.recompiles if _MARK.search(each.fix))
+_NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?|-?inf|nan"
+_GLOBAL = "a global is a constant of the graph: pass it as an argument"
+_CONSTANTS = (
+    ("global .*", _NUMBER, f"{_GLOBAL}, as a tensor"),
+    ("global .*", ".*", _GLOBAL),
+    (
+        "self.*",
+        _NUMBER,
+        "an attribute of a module is a constant of the graph: make it a buffer, or an argument",
+    ),
+    (
+        "self.*",
+        ".*",
+        "an attribute of a module is a constant of the graph: keep it, or pass it as an argument",
+    ),
+    (
+        "closure variable .*",
+        r"-?\d+",
+        "a closure variable is a constant of the graph: pass it as an argument",
+    ),
+    # Of a name alone nothing tells whether it is a module whose attribute this is.
+    (r"\w* ?\w+", r"-?\d+", "pass it as a tensor, or compile with dynamic=True"),
+    (
+        ".*",
+        r"-?\d+",
+        "pass it as a tensor, or as an argument of its own; dynamic=True does not help where it is an "
+        "attribute of a module",
+    ),
+    (".*", _NUMBER, "pass it as a tensor"),
+    (".*", ".*", BRANCH),
+)
+"""A value in words, what was expected of it as code, and what ends the recompiles; the first row that fits counts."""
 
 
-def _is_argument(each: Recompile) -> bool:
-    """Return whether the value is an argument that the source names: torch hands on others as `___stack0`."""
-    return each.source.startswith("argument ") and "___" not in each.source
-
-
-def _advice(fix: str, argument: str, name: str) -> str:
-    """Return advice about calls of the function `name`.
+def constant_fix(source: str, value: str) -> str:
+    """Return the advice that ends recompiles for a constant that changes.
 
     Args:
-        fix: says to mark `tensor`.
-        argument: the one to mark; "" where a mark does not help.
-        name: of the function.
+        source: in words. Only numbers among the arguments themselves can become dynamic.
+        value: as code.
     """
-    mark = _MARK.search(fix)
-    if mark is None:
-        return fix
-    before, is_first = fix[: mark.start()], "first call" in fix
-    if argument:
-        call = mark[0].replace("(tensor,", f"({argument},")
-        when = f" before the first call of {name}" if is_first else f" before the call of {name}"
-        return f"{before}{call}{when}{fix[mark.end() :].removeprefix(' before the first call')}"
-    if is_first:
-        return f"{before}compiling {name} with dynamic=True saves this compile"
-    if before:  # sizes 0 and 1, which stay apart
-        return before.removesuffix(", or ")
+    rows = ((each, fix) for where, each, fix in _CONSTANTS if re.fullmatch(where, source, re.S))
+    return next(fix for each, fix in rows if re.fullmatch(each, value, re.S))
+
+
+_SIZE = re.compile(r"size\((\d+)\) == (\d+)")
+_APART = "sizes 0 and 1 are compiled apart, also with dynamic=True"
+
+
+def _size_fix(entry: Entry, each: Recompile, name: str, can_mark: bool) -> str:
+    """Return the advice that ends recompiles for a size that changes, in calls of the function `name`."""
+    index, old = map(int, _SIZE.findall(each.expected)[0])
+    tensor = each.source.removeprefix("argument ")
+    marked = f"({tensor}, {index}) before the {{}}call of {name}"
+    lowest = _lowest(entry, each.source, index)
+    if lowest is not None:
+        saves = f"compiling {name} with dynamic=True saves this compile"
+        if old < lowest:
+            saves = _APART
+        elif can_mark:
+            saves = f"torch._dynamo.mark_dynamic{marked.format('first ')} saves this compile"
+        return f"now dynamic: entry {entry.compile_id} serves sizes >= {lowest}; {saves}"
+    if {str(old), each.actual} & {"0", "1"}:
+        unbacked = f", or torch._dynamo.decorators.mark_unbacked{marked.format('')}"
+        return f"{_APART}: pad to 2 or more{unbacked if can_mark else ''}"
+    if can_mark:
+        return f"torch._dynamo.mark_dynamic{marked.format('')}, dynamic=True, or pad to one size"
     return f"compile {name} with dynamic=True, or pad to one size"
+
+
+_SIZES = re.compile(r"size=\[([^\]]*)\]")
+
+
+def _lowest(entry: Entry, source: str, index: int) -> int | None:
+    """Return the smallest size that an entry accepts for a dim; None if it accepts one size only."""
+    of = (g for g in entry.guards if g.kind == "TENSOR_MATCH")
+    guard = next((g for g in of if g.english.startswith(f"{source} is a")), None)
+    sizes = _SIZES.search(guard.text) if guard else None
+    parts = [part.strip() for part in sizes[1].split(",")] if sizes else []
+    if guard is None or index >= len(parts) or parts[index] != "None":
+        return None
+    size = re.escape(f"{guard.source}.size()[{index}]")
+    bounds = re.compile(rf"(\d+) <= {size}|{size} >= (\d+)")
+    found = (bounds.search(each.text) for each in entry.guards)
+    return max((int(match[1] or match[2]) for match in found if match), default=0)
 
 
 def _called_by_user(function: Function, roots: Sequence[Function]) -> Function:

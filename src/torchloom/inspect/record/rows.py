@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchloom._torch import introspect
 from torchloom.inspect.collected import Rewriting, Row
 from torchloom.inspect.live.guards import is_library
-from torchloom.inspect.record.compiles import Compile, CompileKey, Places
+from torchloom.inspect.record.compiles import Compile, CompileKey
 from torchloom.inspect.record.recompiles import parse_reason, parse_reasons
 from torchloom.inspect.wording.breaks import first_reason, parse_break, without_debug_context
 from torchloom.inspect.wording.hider import Hider, told
@@ -21,35 +20,27 @@ class SpanReader:
     """Pairs begin and end events; those of one thread nest."""
 
     def __init__(self) -> None:
-        self._open: dict[Any, list[tuple[str, float, str | None]]] = {}
+        self._open: dict[Any, list[Mapping[str, Any]]] = {}
         self._done: dict[tuple[int, str], list[Span]] = {}
 
     def read(self, row: Row) -> None:
         """Take one `chromium_event`."""
         event = _event(row)
-        phase, name, at = event.get("ph"), event.get("name"), event.get("ts")
+        name, at = event.get("name"), event.get("ts")
         if not isinstance(name, str) or not isinstance(at, (int, float)):
             return
         stack = self._open.setdefault(event.get("tid", 0), [])
-        args = event.get("args")
-        compile_id = args.get("compile_id") if isinstance(args, Mapping) else None
-        if phase == "B":
-            stack.append((name, float(at), compile_id))
-        elif phase == "E":
+        if event["ph"] == "B":
+            stack.append(event)
+        elif event["ph"] == "E":
             # Not all ends come in order: compiles of C++ end while other phases are open.
-            index = next((i for i in reversed(range(len(stack))) if stack[i][0] == name), None)
-            if index is not None:
-                _, start, owner = stack.pop(index)
-                self._close(name, start, float(at), index, (row.epoch, compile_id or owner))
-
-    def _close(
-        self, name: str, start: float, end: float, depth: int, owner: tuple[int, str | None]
-    ) -> None:
-        epoch, compile_id = owner
-        if compile_id is None:
-            return
-        span = Span(name=name, start_us=start, duration_us=end - start, depth=depth)
-        self._done.setdefault((epoch, str(compile_id).strip("[]")), []).append(span)
+            index = next((i for i in reversed(range(len(stack))) if stack[i]["name"] == name), None)
+            begin = {} if index is None else stack.pop(index)
+            owner = _owner(event) or _owner(begin)
+            if owner and index is not None:
+                start = float(begin["ts"])
+                span = Span(name=name, start_us=start, duration_us=at - start, depth=index)
+                self._done.setdefault((row.epoch, owner), []).append(span)
 
     def of(self, compile_id: str, epoch: int) -> list[Span]:
         """Return the phases of an entry in order of their start."""
@@ -58,16 +49,18 @@ class SpanReader:
 
 
 def _event(row: Row) -> Mapping[str, Any]:
-    if isinstance(row.body, Mapping) and "ph" in row.body:
-        return row.body
-    try:
-        found = json.loads(row.payload or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
+    found = row.body if isinstance(row.body, Mapping) else {}
+    found = found if "ph" in found else _json(row.payload, {})
+    return found if isinstance(found, Mapping) and "ph" in found else {}
 
 
-_CACHES = {"fx_graph_cache": "fx_graph", "aotautograd_cache": "aotautograd"}
+def _owner(event: Mapping[str, Any]) -> str:
+    """Return the id of the compile that an event belongs to, where it says so."""
+    args = event.get("args")
+    return str(args.get("compile_id") or "").strip("[]") if isinstance(args, Mapping) else ""
+
+
+_CACHE = re.compile("(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
 _METRICS = (
     "co_name",
     "co_filename",
@@ -99,7 +92,6 @@ class RowReader:
 
     def __init__(self, hider: Hider) -> None:
         self.compiles: dict[CompileKey, Compile] = {}
-        self.places = Places(introspect.interned_files(), hider)
         self.spans = SpanReader()
         self.orphans: list[str] = []
         """Errors and breaks that were logged about no compile in particular."""
@@ -120,9 +112,6 @@ class RowReader:
         """Read one row of the trace."""
         if row.kind == "chromium_event":
             self.spans.read(row)
-        elif row.kind == "str" and isinstance(row.body, (list, tuple)):
-            path, number = row.body
-            self.places.files[number] = path
         elif row.frame_id is None or row.frame_compile_id is None:
             if row.kind in ("dynamo_graph_break_reason", "dynamo_error"):
                 self.orphans.append(self._orphaned(row.payload or row.kind))
@@ -147,12 +136,10 @@ class RowReader:
             add_graph(entry, row)
         elif kind in ("describe_tensor", "describe_source") and isinstance(row.body, Mapping):
             self._described(compile_, row.body)
-        elif kind == "dynamo_guards":
-            compile_.guard_rows = _json(row.payload, [])
         elif kind == "dynamo_cpp_guards_str":
             entry.guard_check_us = row.warm_guards_us
         elif kind == "recompile_reasons":
-            entry.recompiles += parse_reasons(row.payload or "", self._hider)
+            entry.recompiles += parse_reasons(row.payload or "", self._hider.check)
         elif kind == "dynamo_graph_break_reason":
             found = parse_break(row.payload or "", self._hider.words)
             found.user_stack = [each for each in found.user_stack if not is_library(each)]
@@ -162,8 +149,10 @@ class RowReader:
             self._metrics(entry, kind, row.body)
         elif kind == "dynamo_error":
             entry.status = f"failed: {first_reason(row.payload or '')}"
-        elif kind.startswith(tuple(_CACHES)):
-            _add_cache_use(entry, row)
+        elif used := _CACHE.fullmatch(kind):
+            details = _json(row.payload, {})
+            why = details.get("cache_bypass_reason") if isinstance(details, dict) else ""
+            entry.caches.append(CacheUse(cache=used[1], outcome=used[2], reason=str(why or "")))
 
     def _described(self, compile_: Compile, body: Mapping[str, Any]) -> None:
         """Note the size of a tensor of the call: Dynamo logs the tensor first, then its source."""
@@ -181,7 +170,9 @@ class RowReader:
         if "fail_reason" in kept:  # what follows the first line may show values
             kept["fail_reason"] = first_reason(str(kept["fail_reason"]))
         if "recompile_reason" in kept:
-            kept["recompile_reason"] = parse_reason(str(kept["recompile_reason"]), self._hider).text
+            kept["recompile_reason"] = parse_reason(
+                str(kept["recompile_reason"]), self._hider.check
+            ).text
         entry.metrics[side] = kept
         times = [
             part.get("entire_frame_compile_time_s") or part.get("inductor_compile_time_s") or 0.0
@@ -201,23 +192,10 @@ class RowReader:
 
 def _start(compile_: Compile, row: Row) -> None:
     entry = compile_.entry
-    stack = row.body.get("stack") if isinstance(row.body, Mapping) else None
-    compile_.stack = compile_.stack or stack or []
     compile_.calls = compile_.calls or row.calls
     entry.attempts = max(entry.attempts, row.attempt + 1)
     if row.attempt:  # Dynamo has restarted its analysis: only its last graph counts
         entry.artifacts = [a for a in entry.artifacts if a.kind != "dynamo"]
-
-
-def _add_cache_use(entry: Entry, row: Row) -> None:
-    for prefix, cache in _CACHES.items():
-        outcome = row.kind.removeprefix(f"{prefix}_")
-        if row.kind.startswith(prefix) and outcome in ("hit", "miss", "bypass"):
-            details = _json(row.payload, {})
-            reason = ""
-            if isinstance(details, dict):
-                reason = str(details.get("cache_bypass_reason") or "")
-            entry.caches.append(CacheUse(cache=cache, outcome=outcome, reason=reason))
 
 
 def _json(text: str | None, default: Any) -> Any:
@@ -263,18 +241,8 @@ def _ops_in_name(name: str, known: set[str]) -> list[str]:
         >>> _ops_in_name("cpp_fused_add_native_layer_norm_0", {"add", "native_layer_norm"})
         ['add', 'native_layer_norm']
     """
-    words = name.partition("fused_")[2].rpartition("_")[0].split("_")
-    found, start = [], 0
-    while start < len(words):
-        for end in range(len(words), start, -1):
-            candidate = "_".join(words[start:end])
-            if candidate in known:
-                found.append(candidate)
-                start = end
-                break
-        else:
-            start += 1
-    return found
+    longest_first = "|".join(sorted(known, key=len, reverse=True)) or "(?!)"
+    return re.findall(rf"(?<=_)(?:{longest_first})(?=_)", name.partition("fused")[2])
 
 
 def _nodes_by_kernel(code: str) -> dict[str, list[str]]:

@@ -16,14 +16,14 @@ import torchloom
 from torchloom import envs, events
 from torchloom._torch import introspect
 from torchloom.inspect.collected import Collected, Rewriting
-from torchloom.inspect.live.guards import guards_of
+from torchloom.inspect.live.guards import guards_of, resolve_lines
 from torchloom.inspect.live.rewritten import continuation, graph_name
 from torchloom.inspect.pseudo import bytecode_listing, pseudo_source
 from torchloom.inspect.record.compiles import Compile, CompileKey, user_stack
 from torchloom.inspect.record.functions import functions_of
 from torchloom.inspect.record.recompiles import explain_recompiles, name_sources
 from torchloom.inspect.record.rows import RowReader
-from torchloom.inspect.wording.english import source_in_words, without_addresses
+from torchloom.inspect.wording.english import source_in_words, value_in_words, without_addresses
 from torchloom.inspect.wording.hider import Hider, Words
 from torchloom.records import (
     Artifact,
@@ -66,16 +66,10 @@ def build_session(collected: Collected) -> Session:
     for row in collected.rows:
         reader.row(row)
     session = Session(num_resets=collected.num_resets, orphans=reader.orphans)
-    _complete_entries(session, reader, hider, collected)
-    add_passes_and_bodies(reader.compiles, collected.events)
-    note_memory(session, collected.events)
-    session.functions = functions_of(reader.compiles, reader.places, collected.eager)
+    _complete_entries(session, reader, hider, collected.num_hits)
+    note_events(session, reader.compiles, collected.events)
+    session.functions = functions_of(reader.compiles, collected.eager)
     session.num_unknown_eager_calls = collected.eager.num_unknown
-    session.events = [
-        EventRow(kind=type(event).__name__, at_s=event.at_s, data=_plain(event))
-        for event in collected.events
-        if not isinstance(event, MEMORY_EVENTS)
-    ]
     hider.in_record(session)
     return session
 
@@ -88,34 +82,17 @@ def _words_of(collected: Collected) -> Words:
 
 
 def _complete_entries(
-    session: Session, reader: RowReader, hider: Hider, collected: Collected
+    session: Session, reader: RowReader, hider: Hider, num_hits: Mapping[str, int]
 ) -> None:
     for compile_ in reader.compiles.values():
-        failure = _why_incomplete(compile_, reader, hider, collected)
-        if failure:
-            session.orphans.append(f"entry {compile_.entry.compile_id} is incomplete: {failure}")
+        try:
+            complete_entry(compile_, reader, hider, num_hits)
+        except Exception as error:  # noqa: BLE001, PERF203  any bug of ours: one entry must not hide the others
+            where = f"entry {compile_.entry.compile_id} is incomplete"
+            session.orphans.append(f"{where}: {type(error).__name__}")
     for compile_ in reader.compiles.values():
         explain_recompiles(compile_.entry)
         name_sources(compile_)
-
-
-def _why_incomplete(
-    compile_: Compile, reader: RowReader, hider: Hider, collected: Collected
-) -> str:
-    """Complete an entry; return the error of one that cannot be read, or nothing."""
-    try:
-        complete_entry(compile_, reader, hider, collected.num_hits)
-    except Exception as error:  # noqa: BLE001  any bug of ours: one entry must not hide the others
-        return type(error).__name__
-    return ""
-
-
-def _plain(event: events.Event) -> dict[str, Any]:
-    """Return an event as data; the texts of graphs stand in the entries already."""
-    data = event.to_dict()
-    for name in ("before", "after", "curve", "at_s", "kind"):
-        data.pop(name, None)
-    return data
 
 
 _SHAPE = re.compile(r"of shape \[[^\]]*\]")
@@ -142,21 +119,15 @@ def arguments_of(guards: Sequence[Guard], sizes: Mapping[str, Any]) -> dict[str,
     for guard in guards:
         if not guard.source.startswith("L[") or ".__" in guard.source:
             continue
-        words = source_in_words(guard.source)
-        name = words.removeprefix("argument ")
+        name = source_in_words(guard.source).removeprefix("argument ")
         if name.startswith("self") or "_modules" in guard.source or "_parameters" in guard.source:
             continue  # the module is the same for all entries
+        said, shape = value_in_words(guard), sizes.get(guard.source)
         if guard.kind == "TENSOR_MATCH":
-            shape = sizes.get(guard.source)
-            what = guard.english.removeprefix(f"{words} is ")
-            if shape is not None:
-                inner = ", ".join(str(size) for size in shape)
-                what = _SHAPE.sub(f"of shape [{inner}]", what)
-            found[name] = what
-        elif guard.kind in ("EQUALS_MATCH", "CONSTANT_MATCH", "NONE_MATCH", "BOOL_MATCH"):
-            found.setdefault(name, guard.english.removeprefix(f"{words} ").removeprefix("is "))
-        elif guard.kind == "TYPE_MATCH":
-            found.setdefault(name, guard.english.removeprefix(f"{words} is "))
+            inner = ", ".join(map(str, shape or ()))
+            found[name] = said if shape is None else _SHAPE.sub(f"of shape [{inner}]", said)
+        elif said:
+            found.setdefault(name, said)
     return found
 
 
@@ -175,7 +146,7 @@ def complete_entry(
     if compile_.rewritten is not None:
         _add_code(compile_, compile_.rewritten, num_hits)
         _add_live_state(compile_, compile_.rewritten, hider)
-    reader.places.add_user_lines(compile_)
+    resolve_lines(entry.guards, compile_.code)
     entry.stack = user_stack(compile_)
     entry.trigger = arguments_of(entry.guards, compile_.sizes)
     entry.spans = reader.spans.of(entry.compile_id, entry.epoch)
@@ -196,7 +167,7 @@ def _add_live_state(compile_: Compile, rewritten: Rewriting, hider: Hider) -> No
     live = next((each for each in held if each.code is rewritten.transformed), None)
     if live is not None:
         entry.backend = introspect.backend_name(live)
-        entry.guards = guards_of(live.guard_manager, hider)
+        entry.guards = guards_of(live.guard_manager, hider.check)
         if introspect.is_invalid(live.guard_manager):
             entry.status = "invalidated: what it guards on is gone"
     elif not entry.status.startswith("failed"):
@@ -208,25 +179,38 @@ def _disassembled(code: CodeType, original: CodeType) -> str:
     return without_addresses(bytecode_listing(code, original))
 
 
-def add_passes_and_bodies(
-    compiles: Mapping[CompileKey, Compile], collected: Sequence[events.Event]
-) -> None:
-    """Add each pass and each body to the entry of the compile that it was a part of.
+_ELSEWHERE = ("before", "after", "curve", "at_s", "kind")
+"""Fields of events that the row of an event leaves out: the texts of graphs stand in the entries already."""
 
-    After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets them.
+
+def note_events(
+    session: Session, compiles: Mapping[CompileKey, Compile], collected: Sequence[events.Event]
+) -> None:
+    """Add what torchloom told: plans, peaks and standing memory, all else as events, passes and bodies to entries.
+
+    After a reset Dynamo counts compiles from 0 again: the latest compile of an id gets its passes.
     """
-    latest = {
-        compile_.entry.compile_id: compiles[key].entry for key, compile_ in sorted(compiles.items())
-    }
+    latest = {compiles[key].entry.compile_id: compiles[key].entry for key in sorted(compiles)}
     for event in collected:
-        if not isinstance(event, events.PassRan | events.BodyWoven):
-            continue
-        entry = latest.get((event.compile_id or "").strip("[]"))
-        if entry is None:
-            continue
-        if isinstance(event, events.PassRan):
-            entry.passes.append(_record_of(PassRun, event.to_dict()))
+        facts = event.to_dict()
+        if isinstance(event, events.GraphPlanned):
+            session.plans.append(_record_of(GraphPlan, {**event.plan, **facts}))
+        elif isinstance(event, events.PeakFound):
+            contents: Mapping[str, Any] = event.contents
+            alive = _alive(contents["groups"])
+            session.peaks.append(_record_of(Peak, {**contents, **facts, "alive": alive}))
+        elif isinstance(event, events.StandingFound):
+            found = _record_of(Standing, {**facts, "parts": _alive(event.parts)})
+            if found not in session.standing:  # emitted again with each graph
+                session.standing.append(found)
         else:
+            data = {name: value for name, value in facts.items() if name not in _ELSEWHERE}
+            row = EventRow(kind=type(event).__name__, at_s=event.at_s, data=data)
+            session.events.append(row)
+        entry = latest.get(str(facts.get("compile_id") or "").strip("[]"))
+        if entry and isinstance(event, events.PassRan):
+            entry.passes.append(_record_of(PassRun, facts))
+        elif entry and isinstance(event, events.BodyWoven):
             entry.artifacts.append(_body(event))
 
 
@@ -240,26 +224,6 @@ def _body(event: events.BodyWoven) -> Artifact:
     between = f" ({named[0]} ... {named[-1]})" if named else ""
     title = f"{event.name} {event.half}: layer x {len(event.layers)}{between}"
     return Artifact(kind="body", title=title, text=event.text)
-
-
-MEMORY_EVENTS = (events.GraphPlanned, events.PeakFound, events.StandingFound)
-"""Kinds that have records of their own, and are left out of the list of events."""
-
-
-def note_memory(session: Session, collected: Sequence[events.Event]) -> None:
-    """Add plans, peaks and standing memory to a record."""
-    for event in collected:
-        facts = event.to_dict() if isinstance(event, MEMORY_EVENTS) else {}
-        if isinstance(event, events.GraphPlanned):
-            session.plans.append(_record_of(GraphPlan, {**event.plan, **facts}))
-        elif isinstance(event, events.PeakFound):
-            contents: Mapping[str, Any] = event.contents
-            alive = _alive(contents["groups"])
-            session.peaks.append(_record_of(Peak, {**contents, **facts, "alive": alive}))
-        elif isinstance(event, events.StandingFound):
-            found = _record_of(Standing, {**facts, "parts": _alive(event.parts)})
-            if found not in session.standing:  # emitted again with each graph
-                session.standing.append(found)
 
 
 def _alive(parts: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

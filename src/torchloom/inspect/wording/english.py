@@ -10,6 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from torchloom.records import Guard
+
+
+def check_in(text: str) -> str:
+    """Return the check in what torch tells of it, without the line and the stack of the user's code behind it."""
+    return text.partition("\nUser stack trace")[0].partition("  #")[0].strip()
+
 
 def without_tensors_of_floats(text: str) -> str:
     """Return code in which dynamic floats are written as before torch 2.12, without a tensor around them.
@@ -39,62 +46,6 @@ def without_addresses(text: str) -> str:
     return re.sub(rf"{_COMPARED}|{number}", lambda m: m.group(1) or "<id>", text)
 
 
-_QUOTED = re.compile(r"""(?<![\[\w])b?(['"])(?:\\.|(?!\1).)*\1""")
-_WORD = re.compile(r"""b?['"]\w{0,20}(?:[:.]\w{1,8})?['"]""")
-_MANY_DIGITS = re.compile(r"\d\D*\d\D*\d")
-_SET_CONTAINS = re.compile(r"(?:___set_contains|set\.__contains__)\(")
-_KEY_OF = re.compile(r"list\(dict\.keys\(.*\)\)\[\d+\]")
-_OF_GLOBAL = re.compile(r"(?<![\w'\"])G\[")
-
-
-def without_values(text: str, *, keys_too: bool = True) -> str:
-    """Return a check without strings that may be secrets: only short words, such as modes, are left.
-
-    Strings of globals are always hidden, also within calls. The source of the value stays readable.
-
-    Args:
-        text: the check as code.
-        keys_too: whether checks on the keys of a dict hide keys; False where sources do so as well.
-
-    Example:
-        >>> without_values("L['mode'] == 'mean'"), without_values("L['key'] == 'sk-12ab-99'")
-        ("L['mode'] == 'mean'", "L['key'] == <str>")
-    """
-    if text.startswith("BACKEND_MATCH failure"):  # goes on with both backends in printed form
-        return "BACKEND_MATCH failure"
-    left, sign, right = text.partition(" == ")
-    contains = _SET_CONTAINS.search(text)
-    if contains:
-        left, sign, right = text[: contains.start()], contains.group(), text[contains.end() :]
-    if not sign or (not keys_too and _KEY_OF.fullmatch(left)):
-        return text
-    is_global = _OF_GLOBAL.search(text) is not None
-
-    def shown(match: re.Match[str]) -> str:
-        word = match.group(0)
-        is_plain = _WORD.fullmatch(word) and not _MANY_DIGITS.search(word)
-        return word if is_plain and not is_global else "<str>"
-
-    return f"{left}{sign}{_QUOTED.sub(shown, right)}"
-
-
-_SHAPES = re.compile(r"size=\[([^\]]*)\]")
-_GRAD = re.compile(r"requires_grad=(True|False)")
-_DTYPE = re.compile(r"torch\.(\w+)")
-_DEVICE = re.compile(r"device=(\w+)")
-_SIMPLE = {
-    "DEFAULT_DEVICE": "the default device is unchanged",
-    "DETERMINISTIC_ALGORITHMS": "torch.use_deterministic_algorithms is unchanged",
-    "GLOBAL_STATE": "grad mode, autocast and the other global switches of torch are unchanged",
-    "GRAD_MODE": "gradients are switched on or off as before",
-    "TORCH_FUNCTION_STATE": "no other __torch_function__ mode is active",
-    "FSDP_TRAINING_STATE": "FSDP is in the same phase",
-    "AUTOGRAD_SAVED_TENSORS_HOOKS": "the hooks on saved tensors are unchanged",
-    "BACKEND_MATCH": "the backend is the same",
-    "TORCH_FUNCTION_MODE_STACK": "the stack of __torch_function__ modes is unchanged",
-}
-
-
 def source_in_words(source: str) -> str:
     """Return the source of a guarded value in words.
 
@@ -104,26 +55,38 @@ def source_in_words(source: str) -> str:
         >>> source_in_words("G['torch'].exp")
         'global torch.exp'
     """
-    text = re.sub(r"___dict_contains\(.*?, (.*)\)", r"\1", source)
-    text = re.sub(
-        r"__import_(\w+?)'", lambda match: match.group(1).replace("_dot_", ".") + "'", text
+    for pattern, words in _IN_SOURCES:
+        source = pattern.sub(words, source)
+    return source or "the call"
+
+
+def _module(imported: re.Match[str]) -> str:
+    return imported[1].replace("_dot_", ".") + "'"
+
+
+_IN_SOURCES = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"___dict_contains\(.*?, (.*)\)", r"\1"),
+        (r"__import_(\w+?)'", _module),
+        (r"list\(dict\.keys\((.*)\)\)\[(\d+)\]", r"\1 key \2"),
+        (r"\.(?:__dict__|_modules|_parameters|_buffers)\['(\w+)'\]", r".\1"),
+        (r"object\.__getattribute__\((.*?), '(\w+)'\)", r"\1.\2"),
+        (r"\.__defaults__\[(\d+)\]", r" default \1"),
+        (r"\.__closure__\[(\d+)\]\.cell_contents", r" closure \1"),
+        (r"\AL\['self'\]", "self"),
+        (r"\AL\['([\w.]+)'\]", r"argument \1"),
+        (r"\AG\['([\w.]+)'\]", r"global \1"),
+        # Some messages leave the L[...] out.
+        (r"\A(?=[a-z_])(?!self|___|torch\.|argument |global )", "argument "),
     )
-    text = re.sub(r"list\(dict\.keys\((.*)\)\)\[(\d+)\]", r"\1 key \2", text)
-    text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
-    text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
-    text = re.sub(r"object\.__getattribute__\((.*?), '(\w+)'\)", r"\1.\2", text)
-    text = re.sub(r"\.__defaults__\[(\d+)\]", r" default \1", text)
-    text = re.sub(r"\.__closure__\[(\d+)\]\.cell_contents", r" closure \1", text)
-    for letter, word in (("L", "argument"), ("G", "global")):
-        match = re.fullmatch(rf"{letter}\['([\w.]+)'\](.*)", text)
-        if match:
-            inner, rest = match.groups()
-            if letter == "L" and inner == "self":
-                return f"self{rest}"
-            return f"{word} {inner}{rest}"
-    if re.match(r"[a-z_]\w*", text) and not text.startswith(("self", "___", "torch.")):
-        return f"argument {text}"  # some messages leave the L[...] out
-    return text or "the call"
+]
+
+
+def groups_in_words(found: re.Match[str]) -> dict[str, str]:
+    """Return the named groups of a match: sources, which are called `s` and `o`, in words."""
+    given = {name: (value or "").strip().rstrip(".") for name, value in found.groupdict().items()}
+    return {name: source_in_words(v) if v and name in "so" else v for name, v in given.items()}
 
 
 def guard_in_words(kind: str, source: str, text: str) -> str:
@@ -134,27 +97,31 @@ def guard_in_words(kind: str, source: str, text: str) -> str:
         source: the value that it looks at.
         text: the check as code.
     """
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
-    what = source_in_words(source)
-    text = without_tensors_of_floats(text)
-    itself = re.fullmatch(r"(.+) == \1", text)
-    if itself:
-        return f"{source_in_words(itself.group(1))} is not nan"
-    if kind == "LAMBDA_GUARD" and "top_saved_tensors_hooks" in text:
-        kind = "AUTOGRAD_SAVED_TENSORS_HOOKS"
-        return _SIMPLE[kind]
-    for prefix, describe in _DESCRIBE.items():
-        if kind.startswith(prefix):
-            shown = without_addresses(text)
-            return (
-                describe(what, text)
-                if callable(describe)
-                else describe.format(what=what, text=shown)
-            )
-    if source in ("", "L", "G"):  # about the process, not about a value
-        return without_addresses(text)
-    return f"{what}: {without_addresses(text)}"
+    what, text = source_in_words(source), without_tensors_of_floats(text)
+    for pattern, sentence in _SENTENCES:
+        found = pattern.match(f"{kind} {text}")
+        if found and isinstance(sentence, str):
+            said = sentence.format(what=what, text=text, **groups_in_words(found))
+            return without_addresses(said)
+        if found and not isinstance(sentence, str):
+            return sentence(what, text)
+    is_about_process = source in ("", "L", "G")
+    return without_addresses(text if is_about_process else f"{what}: {text}")
+
+
+_VALUES = ("TENSOR_MATCH", "TYPE_MATCH", "EQUALS_MATCH", "NONE_MATCH", "TRUE_MATCH", "FALSE_MATCH")
+
+
+def value_in_words(guard: Guard) -> str:
+    """Return what a guard says that a value is, such as `== 3` or `a float32 tensor of ...`; empty for other checks."""
+    said = guard.english.removeprefix(f"{source_in_words(guard.source)} ")
+    return said.removeprefix("is ") if guard.kind in _VALUES else ""
+
+
+_SHAPES = re.compile(r"size=\[([^\]]*)\]")
+_GRAD = re.compile(r"requires_grad=(True|False)")
+_DTYPE = re.compile(r"torch\.(\w+)")
+_DEVICE = re.compile(r"device=(\w+)")
 
 
 def _tensor(what: str, text: str) -> str:
@@ -172,95 +139,60 @@ def _tensor(what: str, text: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-_NO_NAN = re.compile(r"not (?:math\.|__math_)isnan\((.+)\)")
-
-
-def _equals(what: str, text: str) -> str:
-    _, _, value = without_addresses(text).partition(" == ")
-    return f"{what} == {value}" if value else f"{what}: {text}"
-
-
-def _type(what: str, text: str) -> str:
-    named = re.search(r"type=<class '([^']+)'>|<class '([^']+)'>", text)
-    if named:
-        name = named.group(1) or named.group(2)
-        return f"{what} is {'an' if name[0] in 'aeiou' else 'a'} `{name}`"
-    return f"{what} is of the same type"
-
-
-def _length(what: str, text: str) -> str:
-    counted = re.fullmatch(r"len\(.*\) == (\d+)", text)
-    if counted:
-        return f"{what} has {counted.group(1)} item{'' if counted.group(1) == '1' else 's'}"
-    return f"{what} is {'empty' if text.startswith('not ') else 'not empty'}"
-
-
-def _contains(what: str, text: str) -> str:
-    found = re.search(r"___dict_contains\((.*?), ", text)
-    if not found:
-        return f"{what}: {without_addresses(text)}"
-    lacks = text.startswith("not ")
-    if what.endswith(".__dict__"):  # what an instance may have in place of its class's method
-        owner = what.removesuffix(".__dict__")
-        return f"{owner} has {'no ' if lacks else 'its own '}{found.group(1)}" + (
-            " of its own" if lacks else ""
-        )
-    return f"{what} has {'no' if lacks else 'the'} key {found.group(1)}"
-
-
-def _sizes(what: str, text: str) -> str:
-    same = re.fullmatch(r"([LG]\[\S+) is ([LG]\[\S+)", text)
-    if same:  # not a size: two ways to one object
-        return (
-            f"{source_in_words(same.group(1))} and {source_in_words(same.group(2))} are one object"
-        )
-    number = _NO_NAN.fullmatch(text)
-    if number:
-        return f"{source_in_words(number.group(1))} is not nan"
+def _sizes(_: str, text: str) -> str:
     text = re.sub(r"L((?:\['\w+'\])+)", lambda match: match.group(1), without_addresses(text))
     text = re.sub(r"(?<![\w\])])\['(\w+)'\]", r"\1", text)
     return "sizes: " + re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)
 
 
-def _apart(what: str, text: str) -> str:
+def _apart(_: str, text: str) -> str:
     named = re.findall(r"[LG]\['\w+'\][^,)]*", text)
     some = ", ".join(source_in_words(each).removeprefix("argument ") for each in named[:4])
     more = f" and {len(named) - 4} more" if len(named) > 4 else ""
     return f"{some or 'these'}{more} are different tensors"
 
 
-_SAME = "{what} is the same object"
-
-
-_DESCRIBE: dict[str, str | Callable[[str, str], str]] = {
+_LENGTH = "(?:LENGTH_CHECK|DICT_LENGTH) "
+_CONTAINS = r"___dict_contains\((?P<k>.*?), "
+_BY_CHECK: dict[str, str | Callable[[str, str], str]] = {
     "TENSOR_MATCH": _tensor,
-    "EQUALS_MATCH": _equals,
-    "CONSTANT_MATCH": _equals,
-    "TYPE_MATCH": _type,
-    "CLASS_MATCH": _SAME,
-    "MODULE_MATCH": _SAME,
-    "BUILTIN_MATCH": _SAME,
-    "FUNCTION_MATCH": _SAME,
-    "CLOSURE_MATCH": _SAME,
-    "ID_MATCH": _SAME,
-    "NN_MODULE": _SAME,
-    "WEAKREF_ALIVE": "{what} is still alive",
-    "NAME_MATCH": "{what} has the same name",
+    "ID_MATCH": "{what} is the same object",
+    r"\S* (?P<s>.+) == (?P=s)\Z": "{s} is not nan",
+    "EQUALS_MATCH .*? == (?P<v>.*)": "{what} == {v}",
+    "TYPE_MATCH .*?<class '(?P<n>[aeiou][^']*)'>": "{what} is an `{n}`",
+    "TYPE_MATCH .*?<class '(?P<n>[^']+)'>": "{what} is a `{n}`",
+    "TYPE_MATCH": "{what} is of the same type",
+    # What an instance may have in place of its class's method.
+    rf"DICT_CONTAINS not {_CONTAINS}(?P<s>.*)\.__dict__\)": "{s} has no {k} of its own",
+    rf"DICT_CONTAINS {_CONTAINS}(?P<s>.*)\.__dict__\)": "{s} has its own {k}",
+    rf"DICT_CONTAINS not {_CONTAINS}": "{what} has no key {k}",
+    rf"DICT_CONTAINS {_CONTAINS}": "{what} has the key {k}",
+    "DICT_VERSION": "{what} has not been changed",
+    rf"{_LENGTH}len\(.*\) == 1\Z": "{what} has 1 item",
+    rf"{_LENGTH}len\(.*\) == (?P<n>\d+)": "{what} has {n} items",
+    f"{_LENGTH}not ": "{what} is empty",
+    _LENGTH: "{what} is not empty",
     "NONE_MATCH": "{what} is None",
-    "BOOL_MATCH": lambda what, text: f"{what} is {'False' if 'False' in text else 'True'}",
+    "NOT_NONE": "{what} is not None",
+    "FALSE_MATCH": "{what} is False",
+    "TRUE_MATCH": "{what} is True",
     "FLOAT_IS_NAN": "{what} is nan",
     "COMPLEX_IS_NAN": "{what} is a complex nan",
     "NO_HASATTR": "{what} lacks an attribute: {text}",
     "HASATTR": "{what} has an attribute: {text}",
-    "DICT_CONTAINS": _contains,
-    "DICT_VERSION": "{what} has not been changed",
-    "SEQUENCE_LENGTH": _length,
-    "LENGTH_CHECK": _length,
-    "DICT_LENGTH": _length,
     "NO_TENSOR_ALIASING": _apart,
     "OBJECT_ALIASING": "{what} is the same object as another argument",
     "STORAGE_OVERLAPPING": "these tensors share no memory that they did not share",
-    "SHAPE_ENV": _sizes,
+    # Not of sizes: two ways to one object.
+    r"SHAPE_ENV (?P<s>[LG]\[\S+) is (?P<o>[LG]\[\S+)\Z": "{s} and {o} are one object",
+    r"SHAPE_ENV not (?:math\.|__math_)isnan\((?P<s>.+)\)\Z": "{s} is not nan",
+    "SHAPE_ENV|SYMBOLIC_SHAPE": _sizes,
     "DIMENSION_DYNAMIC": "no dim of {what} is marked dynamic or static",
     "DYNAMIC_INDICES": "{what} is marked dynamic as before",
+    "DEFAULT_DEVICE": "the default device is unchanged",
+    "GLOBAL_STATE": "grad mode, autocast and the other global switches of torch are unchanged",
+    "LAMBDA_GUARD .*top_saved_tensors_hooks": "the hooks on saved tensors are unchanged",
+    "TORCH_FUNCTION_MODE_STACK": "the stack of __torch_function__ modes is unchanged",
 }
+"""What a guard requires, by a pattern of its kind and its code; the first that fits counts."""
+_SENTENCES = [(re.compile(pattern, re.S), said) for pattern, said in _BY_CHECK.items()]

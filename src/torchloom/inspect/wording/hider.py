@@ -15,11 +15,13 @@ import enum
 import functools
 import linecache
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+
+from torchloom.inspect.pseudo.source import words_of
 
 
 class Words:
@@ -33,7 +35,7 @@ class Words:
         self._codes = {id(code): code for code in codes}
         self._words = set(_given_words())
         for code in list(self._codes.values()):
-            self._words.update(_words_of(code))
+            self._words.update(words_of(code))
         self._files: list[str] | None = None
 
     def knows(self, word: str) -> bool:
@@ -49,25 +51,6 @@ class Words:
         return False
 
 
-def _words_of(code: CodeType) -> Iterator[str]:
-    yield from (code.co_name, *code.co_names, *code.co_varnames)
-    yield from (*code.co_freevars, *code.co_cellvars)
-    yield from _words_in(code.co_consts)
-
-
-def _words_in(constants: Iterable[Any]) -> Iterator[str]:
-    for each in constants:
-        # By exact type: Dynamo puts objects of the program among constants.
-        if type(each) is str:
-            yield each
-        elif type(each) is bytes:
-            yield each.decode("latin-1")
-        elif type(each) is CodeType:
-            yield from _words_of(each)
-        elif type(each) in (tuple, frozenset):
-            yield from _words_in(each)
-
-
 @functools.cache
 def _given_words() -> frozenset[str]:
     """Return the names of Python's builtins and of torch, which Dynamo reads by itself."""
@@ -79,7 +62,7 @@ def _given_words() -> frozenset[str]:
     )
     methods = [each for each in vars(torch.nn.Module).values() if isinstance(each, FunctionType)]
     words = [word for owner in owners for word in dir(owner)]
-    words += [word for each in methods for word in _words_of(each.__code__)]
+    words += [word for each in methods for word in words_of(each.__code__)]
     return frozenset({*words, *vars(torch.nn.Module()), "cell_contents"})
 
 
@@ -142,6 +125,11 @@ class Hider:
         self._forms: dict[str, str] = {}
         """What replaces each text, in lower case, in which a key appears."""
         self._pattern: re.Pattern[str] | None = None
+
+    def check(self, text: str) -> str:
+        """Note the keys in a check, and return it without other strings that may be secrets."""
+        self.note(text)
+        return text if _KEY_OF.match(text) else without_values(text)
 
     def note(self, text: str) -> None:
         """Look for keys in the source of a value, or in a check of one."""
@@ -211,14 +199,48 @@ def _mangled(key: str) -> str:
     return re.sub(r"[^a-zA-Z0-9]+", "_", key).strip("_")
 
 
+_VALUE = re.compile(rf"(?<![\[\w]){_LITERAL}")
+_WORD = re.compile(r"""b?['"]\w{0,20}(?:[:.]\w{1,8})?['"]""")
+_MANY_DIGITS = re.compile(r"\d\D*\d\D*\d")
+_COMPARED = re.compile(r".*?(?:___set_contains\(|set\.__contains__\(| == )", re.S)
+_KEY_OF = re.compile(r"list\(dict\.keys\(.*\)\)\[\d+\] == ")
+_OF_GLOBAL = re.compile(r"(?<![\w'\"])G\[")
+
+
+def without_values(text: str) -> str:
+    """Return a check without strings that may be secrets: only short words, such as modes, are left.
+
+    Strings of globals are always hidden, also within calls. The source of the value stays readable.
+
+    Example:
+        >>> without_values("L['mode'] == 'mean'"), without_values("L['key'] == 'sk-12ab-99'")
+        ("L['mode'] == 'mean'", "L['key'] == <str>")
+    """
+    if text.startswith("BACKEND_MATCH failure"):  # goes on with both backends in printed form
+        return "BACKEND_MATCH failure"
+    left = _COMPARED.match(text)
+    if left is None:
+        return text
+    is_global = _OF_GLOBAL.search(text) is not None
+
+    def is_plain(word: str) -> bool:
+        return not is_global and bool(_WORD.fullmatch(word)) and not _MANY_DIGITS.search(word)
+
+    return left[0] + _without_strings(_VALUE, text[left.end() :], is_plain)
+
+
+def _without_strings(of: re.Pattern[str], text: str, is_shown: Callable[[str], bool]) -> str:
+    return of.sub(lambda match: match[0] if is_shown(match[0]) else "<str>", text)
+
+
 _MESSAGE = re.compile(r"((?:Message: |with message |\(reason: ))(.*?)(\.?\)?)$", re.S)
 
 
 def told(text: str, words: Words) -> str:
     """Return what Dynamo says of a graph break without the strings that the program made while running."""
 
-    def shown(match: re.Match[str]) -> str:
-        return match.group(0) if all(map(words.knows, _strings_in(match.group(0)))) else "<str>"
+    def is_known(literal: str) -> bool:
+        return all(map(words.knows, _strings_in(literal)))
 
     def message(match: re.Match[str]) -> str:
         head, said, tail = match.groups()
@@ -226,4 +248,4 @@ def told(text: str, words: Words) -> str:
 
     head = _MESSAGE.search(text)
     end = head.start() if head else len(text)
-    return _QUOTED.sub(shown, text[:end]) + _MESSAGE.sub(message, text[end:])
+    return _without_strings(_QUOTED, text[:end], is_known) + _MESSAGE.sub(message, text[end:])

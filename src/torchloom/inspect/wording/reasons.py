@@ -11,60 +11,27 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torchloom.inspect.wording.english import (
+    check_in,
+    groups_in_words,
     source_in_words,
     without_addresses,
     without_tensors_of_floats,
-    without_values,
 )
+from torchloom.inspect.wording.hider import without_values
 
 BRANCH = "each value makes an entry of its own: pass few different ones, or branch outside"
-DYNAMIC_FIX = "pass it as a tensor, or compile with dynamic=True"
 LENGTHS = (
     "each length makes an entry of its own: pass one length, or stack the values into one tensor"
 )
 ATTRIBUTES = "give all objects that are passed the same attributes and keys"
 SIZES_FIX = "the function branches on this: keep to sizes for which it holds, or branch outside"
 NAN = "nan makes an entry of its own: keep it out of numbers, or pass the number as a tensor"
-ATTRIBUTE_FIX = (
-    "pass it as a tensor, or as an argument of its own; dynamic=True does not help where it is an "
-    "attribute of a module"
-)
-MODULE_FIX = "an attribute of a module is a constant of the graph: make it a buffer, or an argument"
 TYPES = "pass values of one type"
-APART = "sizes 0 and 1 are compiled apart, also with dynamic=True"
-
-
-def constant_fix(source: str, value: str) -> str:
-    """Return the advice that ends recompiles for a constant that changes.
-
-    Args:
-        source: in words. Only numbers among the arguments themselves can become dynamic.
-        value: as code.
-    """
-    is_number = re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|-?inf|nan", value.strip()) is not None
-    if source.startswith("global "):
-        return (
-            "a global is a constant of the graph: pass it as an argument"
-            if not is_number
-            else "a global is a constant of the graph: pass it as an argument, as a tensor"
-        )
-    if source.startswith("self"):
-        return (
-            MODULE_FIX
-            if is_number
-            else "an attribute of a module is a constant of the graph: keep it, or pass it as an argument"
-        )
-    if re.fullmatch(r"-?\d+", value.strip()):
-        # Of a name alone nothing tells whether it is a module whose attribute this is.
-        return DYNAMIC_FIX if re.fullmatch(r"\w* ?\w+", source) else ATTRIBUTE_FIX
-    if is_number:
-        return "pass it as a tensor"
-    return BRANCH
 
 
 ANOTHER = "another value"
 ANOTHER_LENGTH = "another length"
-OTHER_BACKEND = "BACKEND_MATCH: "
+OTHER_BACKEND = "BACKEND_MATCH: compiled by "
 
 
 class Reason(NamedTuple):
@@ -77,7 +44,7 @@ class Reason(NamedTuple):
     actual: str
     """What the call had, where torch says so."""
     fix: str
-    """What the user can do about it; empty if nothing is known."""
+    """What the user can do about it; empty if it takes more than the sentence to say."""
 
 
 class Miss(NamedTuple):
@@ -98,7 +65,7 @@ def reason_of(text: str) -> Reason:
         >>> reason_of("len(d) != 2").expected  # torch tells what it found
         'len 2'
     """
-    body = _TAIL.sub("", text.partition("\nUser stack trace")[0].partition("  # ")[0]).strip()
+    body = _TAIL.sub("", check_in(text)).strip()
     while body.startswith("(") and body.endswith(")") and body.count("(") == body.count(")"):
         inner = body[1:-1]
         if inner.find(")") < inner.find("("):
@@ -108,7 +75,7 @@ def reason_of(text: str) -> Reason:
     for pattern, reason in _RULES:
         found = pattern.fullmatch(body)
         if found and isinstance(reason, Reason):
-            return _filled(reason, found.groupdict(""))
+            return _filled(reason, found)
         if found and not isinstance(reason, Reason):
             return reason(**found.groupdict())
     return Reason("", without_addresses(body), "", SIZES_FIX if ".size()[" in body else "")
@@ -121,14 +88,8 @@ def miss_of(compile_id: str, failure: str) -> Miss:
         compile_id: of the entry.
         failure: the first check that failed, in torch's words.
     """
-    text = without_values(failure.partition("\nUser stack trace")[0].partition("  #")[0].strip())
+    text = without_values(check_in(failure))
     source = (_SOURCE_IN.search(text) or [""])[0]
-    if text.startswith(OTHER_BACKEND):
-        english = f"{text.removeprefix(OTHER_BACKEND)}, this call has another backend"
-        return Miss(compile_id, "", text, english)
-    quoted = re.match(r"tensor '(.+?)' (.*mismatch.*)", without_addresses(text), re.DOTALL)
-    if quoted:
-        return Miss(compile_id, quoted[1], text, f"{source_in_words(quoted[1])}: {quoted[2]}")
     reason = reason_of(text)
     english = reason.expected
     if reason.source or reason.actual:
@@ -139,33 +100,18 @@ def miss_of(compile_id: str, failure: str) -> Miss:
 
 _TAIL = re.compile(r"[. ]*(?:Guard failed on a parameter, consider .*|\(HINT: [^()]*\)\s*)$", re.S)
 """Upstream's advice behind some sentences."""
-_SOURCE_IN = re.compile(r"[LG](?:\[(?:'[^']*'|\"[^\"]*\"|\w+)\]|\.\w+)+")
+_SOURCE_IN = re.compile(
+    r"(?<=^tensor ').+?(?=' \w+ )|[LG](?:\[(?:'[^']*'|\"[^\"]*\"|\w+)\]|\.\w+)+"
+)
 
 
-def _filled(reason: Reason, groups: dict[str, str]) -> Reason:
-    """Fill the groups of a sentence into its reason: `s` and `o` are sources."""
-    shown = {name: value.strip().rstrip(".") for name, value in groups.items()}
-    for name in ("s", "o"):
-        shown[name] = source_in_words(groups[name].strip()) if groups.get(name) else ""
-    filled = Reason(*(part.format(**shown) for part in reason))
-    return filled._replace(expected=_SIZED.sub(r".size(\1)", filled.expected))
+def _filled(reason: Reason, found: re.Match[str]) -> Reason:
+    """Fill the groups of a sentence into its reason."""
+    filled = Reason(*(part.format(**groups_in_words(found)) for part in reason))
+    return filled._replace(expected=without_addresses(_SIZED.sub(r".size(\1)", filled.expected)))
 
 
 _SIZED = re.compile(r"\.size\(\)\[(\d+)\]")
-
-
-def _size(s: str, i: str, e: str, a: str) -> Reason:
-    fix = f"torch._dynamo.mark_dynamic(tensor, {i}), dynamic=True, or pad to one size"
-    if {e, a.rstrip(".")} & {"0", "1"}:
-        fix = f"{APART}: pad to 2 or more, or torch._dynamo.decorators.mark_unbacked(tensor, {i})"
-    return Reason(source_in_words(s), f"size({i}) == {e}", a.rstrip("."), fix)
-
-
-def _grad(s: str, e: str) -> Reason:
-    expected = e.rstrip(".")
-    actual = {"1": "0", "0": "1", "True": "False", "False": "True"}.get(expected, "the other")
-    fix = "call it under one grad mode, with inputs that agree in requires_grad"
-    return Reason(source_in_words(s), f"requires_grad={expected}", f"requires_grad={actual}", fix)
 
 
 def _duplicates(names: str) -> Reason:
@@ -191,36 +137,6 @@ _SWITCHES = {
 }
 
 
-def _empty(s: str) -> Reason:
-    called = re.match(r"[\w.]+(?=\()", s)
-    if called and called.group() not in _SOURCE_CALLS:  # a check of another sort that is denied
-        return Reason("", without_addresses(f"not {s}"), "", "")
-    return Reason(source_in_words(s), "empty", "not empty", LENGTHS)
-
-
-_SOURCE_CALLS = [
-    "list",
-    "dict.keys",
-    "getattr",
-    "object.__getattribute__",
-    "type",
-    "tuple",
-    "super",
-]
-"""What Dynamo calls in the sources of values."""
-
-
-def _equals(s: str, v: str) -> Reason:
-    words = source_in_words(s.strip())
-    shown = without_addresses(f"{s} == {v}").removeprefix(f"{s} == ")
-    return Reason(words, f"== {shown}", ANOTHER, constant_fix(words, v))
-
-
-def _not_a_number(s: str) -> Reason:
-    words = source_in_words(s.strip())
-    return Reason(words, "== nan", ANOTHER, constant_fix(words, "nan"))
-
-
 _Rule = tuple[re.Pattern[str], Reason | Callable[..., Reason]]
 
 
@@ -240,6 +156,8 @@ def _presence(pattern: str, what: str, fix: str) -> list[_Rule]:
 
 
 _SOURCE = r"(?P<s>[A-Za-z_][\w.\[\]'\"()]*?)"
+_NESTED = r"(?P<s>(?:(?:list|dict\.keys|type|tuple|super)\()*[A-Za-z_][\w.\[\]'\"]*(?:\)|\[\w+\])*)"
+"""A source with what Dynamo calls in sources; any other call is a check of another sort."""
 _OTHER = _SOURCE.replace("<s>", "<o>")
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|-?inf"
 _OBJECT = r"___check_obj_id\((?P<s>.+?), \d+\)"
@@ -249,6 +167,7 @@ _SIZE = r"(?P<s>\S+)\.size\(\)\[(?P<i>\d+)\]"
 _LOW = "sizes below a bound are compiled apart, 0 and 1 always: pad to more"
 _HIGH = "the function treats sizes beyond this bound in another way: keep to one side of it"
 _EQUAL = "sizes that were equal are compiled as one: keep them equal, or mark both dynamic"
+_ONE_GRAD = "call it under one grad mode, with inputs that agree in requires_grad"
 _CLASSES = "each class makes an entry of its own: pass tensors of one class in each call"
 _MARK = (
     "call torch._dynamo.mark_dynamic, mark_static, mark_unbacked or maybe_mark_dynamic on the same dims in all "
@@ -261,7 +180,7 @@ _FUNCTION = "keep one function object: one that is defined again at each call is
 
 # In the order in which they are tried; the last pattern fits every comparison.
 _RULES: list[_Rule] = [
-    _read(_TENSOR + rf"size mismatch at index (?P<i>\d+)\. {_CAME}", _size),
+    _rule(_TENSOR + rf"size mismatch at index (?P<i>\d+)\. {_CAME}", "size({i}) == {e}", "{a}", ""),
     _rule(
         _TENSOR + rf"stride mismatch at index (?P<i>\d+)\. {_CAME}",
         *("stride({i}) == {e}", "{a}", "call .contiguous() before, or compile with dynamic=True"),
@@ -275,8 +194,13 @@ _RULES: list[_Rule] = [
         _TENSOR + rf"dtype mismatch\. {_CAME}",
         *("dtype {e}", "{a}", "cast to one dtype before the call"),
     ),
-    _read(
-        _TENSOR + r"requires_grad mismatch\. expected requires_grad=(?P<e>\S+?)\.?(?: .*)?", _grad
+    _rule(
+        _TENSOR + r"requires_grad mismatch\. expected requires_grad=1\b.*",
+        *("requires_grad=1", "requires_grad=0", _ONE_GRAD),
+    ),
+    _rule(
+        _TENSOR + r"requires_grad mismatch\. expected requires_grad=0\b.*",
+        *("requires_grad=0", "requires_grad=1", _ONE_GRAD),
     ),
     _rule(
         _TENSOR + r"(?:dispatch key|device).*?mismatch\. expected (?P<e>.+?), actual (?P<a>.+)",
@@ -306,6 +230,7 @@ _RULES: list[_Rule] = [
         "keep torch function modes, such as `with torch.device(...)`, the same between calls",
         "",
     ),
+    _rule(f"{OTHER_BACKEND}(?P<b>.*)", "backend {b}", "another backend", "", ""),
     _rule(
         r"BACKEND_MATCH.*",
         *("the same backend object", "another one"),
@@ -325,7 +250,7 @@ _RULES: list[_Rule] = [
     _rule(_SOURCE + r" == (?P=s)", "not nan", "nan", NAN),
     *_presence(r"hasattr\((?P<s>.+?), (?P<w>'.+?')\)", "attribute {w}", ATTRIBUTES),
     *_presence(r"___dict_contains\((?P<w>.+?), (?P<s>.+)\)", "key {w}", ATTRIBUTES),
-    _read("not " + _SOURCE, _empty),
+    _rule(f"not {_NESTED}", "empty", "not empty", LENGTHS),
     _rule(r"TYPE_MISMATCH\((?P<s>.+?)\)", "the type that it had", "another type", TYPES),
     _rule(
         r"KeyError on G\['?(?P<w>[^'\[\]]+)'?\]",
@@ -352,7 +277,7 @@ _RULES: list[_Rule] = [
         *("not the same object as {o}", "the same object as it", _SAME),
     ),
     _rule(rf"{_SOURCE} is {_OTHER}", "the same object as {o}", "another object", _SAME),
-    _read(r"type\((?P<s>.+?)\) is \w+ and __\w+_isnan\(.+\)", _not_a_number),
+    _rule(r"type\((?P<s>.+?)\) is \w+ and __\w+_isnan\(.+\)", "== nan", ANOTHER, ""),
     _rule(
         r"CodeGuardAccessor: Not a function on (?P<s>.+?)(?:\.__code__)?",
         *("a plain function", "another callable"),
@@ -363,5 +288,5 @@ _RULES: list[_Rule] = [
         *("{c} {n}", ANOTHER),
         "the function branches on this number: keep to one side, or branch outside",
     ),
-    _read(r"(?P<s>[\w.\[\]'\"()]+) == (?P<v>.+)", _equals),
+    _rule(r"(?P<s>[\w.\[\]'\"()]+) == (?P<v>.+)", "== {v}", ANOTHER, ""),
 ]

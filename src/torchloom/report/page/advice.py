@@ -32,19 +32,7 @@ def fix_first(index: Index) -> Node:
 
 def limit_text(function: Function) -> str:
     """Return what a function that is not compiled any more says of itself."""
-    calls = function.num_eager_calls
-    told = f"; {count(calls, 'call')} ran eagerly" if calls else ""
-    if function.recompile_limit is not None:
-        return f"reached the recompile limit of {function.recompile_limit}{told}"
-    return f"is not compiled any more{told}" if calls else ""
-
-
-def actual_value(each: Recompile, item: EntryItem) -> str:
-    """Return what came. The check may not say it; what the new entry was made for does."""
-    if each.actual and each.actual != "another value":
-        return each.actual
-    pinned = item.entry.trigger.get(each.source.removeprefix("argument "), "")
-    return pinned.removeprefix("== ") or each.actual
+    return (function.skipped or "") if function.num_eager_calls else ""
 
 
 def why_made(item: EntryItem) -> str:
@@ -53,15 +41,11 @@ def why_made(item: EntryItem) -> str:
     if not rejected:
         return "first entry" if item.owner.entries[0] is item else "not recorded"
     first, num = rejected[0], len(rejected)
-    actual = actual_value(first, item)
-    source = f"{first.source}: " if first.source else ""
     alike = [r for r in rejected[1:] if r.source == first.source and r.expected != first.expected]
-    if actual and alike and len(alike) == num - 1:
-        return f"{source}got {actual}, which none of {num} older entries expects"
+    if first.actual and alike and len(alike) == num - 1:
+        return f"{first.source or 'the call'}: got {first.actual}, which none of {num} older entries expects"
     more = f" (and {num - 1} more)" if num > 1 else ""
-    if not first.expected:
-        return first.text + more
-    return f"{source}expected {first.expected}, got {actual or 'another value'}{more}"
+    return (first.sentence if first.expected else first.text) + more
 
 
 def _causes(index: Index) -> list[list[Rejection]]:
@@ -81,12 +65,12 @@ def _causes(index: Index) -> list[list[Rejection]]:
 
 def _recompile(rows: list[Rejection]) -> Node:
     value, each, item = rows[0]
-    own = [(r, i) for v, r, i in rows if i.owner is item.owner and v == value]
+    own = [r for v, r, i in rows if i.owner is item.owner and v == value]
     others = [(v, i) for v, _, i in rows if i.owner is not item.owner or v != value]
     num = len({id(i) for _, _, i in rows})
-    values = _once(actual_value(r, i) for r, i in own)
+    values = _once(r.actual for r in own)
     followers = _once(f"{v} of {i.owner.name}" for v, i in others)
-    expected = ["was expected as ", ["code", few(_once(r.expected.strip() for r, _ in own))]]
+    expected = ["was expected as ", ["code", few(_once(r.expected.strip() for r in own))]]
     if values:
         expected += [", came as ", ["code", few(values)]]
     return el(
@@ -113,7 +97,7 @@ def _fix(text: str) -> Node:
 def _limits(index: Index) -> list[Node]:
     items: list[Node] = [
         ["li", ["span.tag.bad", "recompile limit"], " ", each.link(),
-         ["strong", f" {limit_text(each.fn)}"], ["p.fix", prose(LIMIT_FIX)]]
+         ["strong", f": {limit_text(each.fn)}"], ["p.fix", prose(LIMIT_FIX)]]
         for each in index.functions
         if limit_text(each.fn)
     ]  # fmt: skip

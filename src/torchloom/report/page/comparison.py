@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torchloom.records import Session
 from torchloom.records.diff import diff
 from torchloom.report.page.elements import Node, rounded, seconds, section, size, table
-from torchloom.report.page.figures import RunFigures, run_figures
+from torchloom.report.page.figures import RunFigures, known, run_figures
 from torchloom.report.page.headline import curves
 from torchloom.report.page.index import Index
 
@@ -94,7 +94,8 @@ def _rows(figures: Sequence[Shown], sides: Sequence[Any]) -> Iterator[list[Node]
 
 
 def _last(values: Sequence[float | None] | None) -> float | None:
-    return next((value for value in reversed(values or ()) if value is not None), None)
+    found = known(values or ())
+    return found[-1] if found else None
 
 
 def _config(folder: Path | None) -> dict[str, str]:

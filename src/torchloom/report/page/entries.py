@@ -7,13 +7,11 @@ from typing import Any
 
 from torchloom.records import Entry, Guard, Kernel
 from torchloom.records.summary import count
-from torchloom.report.page.advice import actual_value
 from torchloom.report.page.elements import (
     Node,
     choice,
     el,
     empty,
-    link,
     pairs,
     prose,
     seconds,
@@ -199,10 +197,10 @@ def _recompile(item: EntryItem) -> Node:
     older = {e.entry.compile_id: e for e in item.owner.entries if e.entry.epoch == epoch}
     rows: list[list[Node]] = [
         [
-            link(older[each.entry].address(), each.entry) if each.entry in older else each.entry,
+            older[each.entry].link() if each.entry in older else each.entry,
             each.source,
             ["code", each.expected],
-            ["code", actual_value(each, item)],
+            ["code", each.actual],
             ["code.sub.wrap", each.text],
         ]
         for each in rejected

@@ -114,7 +114,7 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
     steady = [row for row in steps if row["step"] not in compiled] or steps
     newest = _newest([*ended, *rows_of(session, "PlanCompared")])
     foretold = [each.total for each in peaks_of(session).values()] if session.standing else []
-    peaks = _known([newest.get("peak_bytes"), *(row["peak_bytes"] for row in steps)])
+    peaks = known([newest.get("peak_bytes"), *(row["peak_bytes"] for row in steps)])
     return RunFigures(
         world_size=session.world_size,
         curves=_thinned(steps),
@@ -135,8 +135,8 @@ def run_figures(session: Session, folder: str | Path | None = None) -> RunFigure
 
 
 def _scaled(value: Any, unit: int) -> float | None:
-    known = number(value)
-    return None if known is None else known * unit
+    found = number(value)
+    return None if found is None else found * unit
 
 
 def _newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -194,16 +194,17 @@ def _thinned(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     return {name: [row[name] for row in kept] for name in (kept[0] if kept else ())}
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def known(values: Iterable[float | None]) -> list[float]:
+    """Return the values that were recorded."""
     return [value for value in values if value is not None]
 
 
 def _spread(values: Iterable[float | None]) -> Spread | None:
-    known = sorted(_known(values))
-    if not known:
+    found = sorted(known(values))
+    if not found:
         return None
-    low, high = known[len(known) // 4], known[(3 * len(known) - 1) // 4]
-    return Spread(statistics.median(known), low, high, len(known))
+    low, high = found[len(found) // 4], found[(3 * len(found) - 1) // 4]
+    return Spread(statistics.median(found), low, high, len(found))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -10,7 +10,6 @@ from torchloom.report.page.elements import (
     Node,
     el,
     empty,
-    link,
     pairs,
     prose,
     seconds,
@@ -41,7 +40,7 @@ def function_view(index: Index, item: FunctionItem) -> Node:
         if each.parent is item
     ]
     entries: list[list[Node]] = [
-        [link(each.address(), each.name), str(len(each.entry.guards)),
+        [each.link(), str(len(each.entry.guards)),
          str(len(each.entry.kernels)), each.calls, seconds(each.compile_s), each.entry.status,
          why_made(each)]
         for each in item.entries
@@ -50,7 +49,7 @@ def function_view(index: Index, item: FunctionItem) -> Node:
     uncompiled = "no call of it was compiled while watching"
     return el(
         "",
-        ["div.loud", ["strong", f"{item.name} {limit}."], ["p", prose(LIMIT_FIX)]]
+        ["div.loud", ["strong", f"{item.name}: {limit}."], ["p", prose(LIMIT_FIX)]]
         if limit
         else None,
         pairs(facts),
@@ -71,7 +70,7 @@ def function_view(index: Index, item: FunctionItem) -> Node:
 
 def _break(index: Index, item: BreakItem) -> Node:
     each, entry = item.each, item.item
-    where = ["", ", first in entry ", link(entry.address(), entry.name)] if entry else None
+    where = ["", ", first in entry ", entry.link()] if entry else None
     stack = [["summary", "Stack, innermost last"], ["pre.text", "\n".join(each.user_stack)]]
     return el(
         "article.break",

@@ -16,7 +16,7 @@ from torchloom.report.page.elements import (
     table,
     told,
 )  # fmt: skip
-from torchloom.report.page.figures import RunFigures
+from torchloom.report.page.figures import RunFigures, known
 
 _BUDGET: Node = prose("set `compile.memory_budget`")
 _CURVES = {
@@ -54,7 +54,7 @@ def curves(runs: Sequence[tuple[str, RunFigures]]) -> Node:
             lines.append((name or "training", _by_step(run.curves, key)))
             if key == "loss":
                 lines.append((f"{name} held-out".strip(), _by_step(run.heldout, key)))
-        full = [(label, at) for label, at in lines if len(_known([*at.values()])) > 1]
+        full = [(label, at) for label, at in lines if len(known([*at.values()])) > 1]
         xs = sorted({x for _, at in full for x in at if x is not None})
         chart = {
             "is": "LineChart", "title": title, "x": "step", "xs": xs, "small": True,
@@ -67,10 +67,6 @@ def curves(runs: Sequence[tuple[str, RunFigures]]) -> Node:
 
 def _by_step(columns: dict[str, list[float | None]], key: str) -> dict[float | None, float | None]:
     return dict(zip(columns.get("step", ()), columns.get(key, ()), strict=True))
-
-
-def _known(values: Values) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _figure(name: str, value: str | None, note: str, missing: str, is_bad: bool = False) -> Node:
@@ -105,8 +101,8 @@ def _loss(run: RunFigures) -> Node:
 
 
 def _ends(values: Values) -> str | None:
-    known = _known(values)
-    return f"{rounded(known[0])} → {rounded(known[-1])}" if known else None
+    found = known(values)
+    return f"{rounded(found[0])} → {rounded(found[-1])}" if found else None
 
 
 def _memory(run: RunFigures) -> Node:

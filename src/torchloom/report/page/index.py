@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from posixpath import commonpath, dirname
 from urllib.parse import quote
 
 from torchloom.records import Break, Entry, Function, Session
@@ -20,9 +20,9 @@ class EntryItem:
     id: str
     name: str
 
-    def address(self) -> str:
-        """Return the address of its view."""
-        return f"entry/{_quoted(self.id)}"
+    def link(self) -> list[str]:
+        """Return a link to its view."""
+        return link(f"entry/{_quoted(self.id)}", self.name)
 
     @property
     def compile_s(self) -> float:
@@ -90,9 +90,9 @@ class Index:
         for function in session.functions:
             self._add(function, None, 0)
         self.breaks = self._breaks()
-        paths = [PurePosixPath(i.fn.file) for i in self.functions if i.fn.file.startswith("/")]
-        own = [set(p.parents) for p in paths if "site-packages" not in p.parts]
-        root = max(map(str, set.intersection(*own)), key=len) if own else "/"
+        paths = [i.fn.file for i in self.functions if i.fn.file.startswith("/")]
+        own = [dirname(path) for path in paths if "/site-packages/" not in path]
+        root = commonpath(own) if own else "/"
         self._root = f"{root}/" if root != "/" else ""
 
     def short(self, place: str) -> str:

@@ -14,7 +14,6 @@ from torchloom.report.page.elements import (
     Node,
     el,
     empty,
-    link,
     pairs,
     percent,
     seconds,
@@ -114,12 +113,11 @@ def _cards(index: Index, steps: MeasuredSteps) -> list[Node]:
     uses = [use for item in index.entries for use in item.entry.caches]
     hits = sum(use.outcome == "hit" for use in uses)
     eager, parts = index.session.num_eager_calls, steps.parts()
-    recompiles = sum(max(0, len(item.entries) - 1) for item in index.functions)
     cards = [
         counted(len(index.functions), "function"),
         counted(len(index.entries), "entry", "entries"),
         counted(len(index.breaks), "graph break", is_bad=True),
-        counted(recompiles, "recompile", is_bad=True),
+        counted(index.session.num_recompiles, "recompile", is_bad=True),
         counted(eager, "call ran eagerly", "calls ran eagerly", is_bad=True) if eager else None,
         card(seconds(sum(item.compile_s for item in index.entries)), "compiling"),
         card(f"{hits} of {len(uses)}", "cache lookups hit") if uses else None,
@@ -189,7 +187,7 @@ def _functions(index: Index) -> Node:
 
 def _entry_links(item: FunctionItem) -> Node:
     shown = item.entries[:_ENTRIES_LINKED]
-    links = [part for each in shown for part in (link(each.address(), each.name), " ")]
+    links = [part for each in shown for part in (each.link(), " ")]
     more = len(item.entries) - _ENTRIES_LINKED
     return el("span", *(links or ["none"]), f"and {more} more" if more > 0 else "")
 

@@ -11,8 +11,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -40,7 +38,7 @@ _SCRIPTS = (
 _STYLES = ("theme", "style", "code", "charts", "graph", "run")
 _LIBRARIES = ("htm-preact-3.1.1", "uplot-1.6.32", "dagre-3.1.3", "jsdiff-5.2.0")
 _MIN_SHARED = 256
-"""Shortest repeated text, in characters, that goes into the table of texts."""
+"""Shortest text, in characters, that goes into the table of texts."""
 
 
 def render_page(
@@ -174,27 +172,20 @@ def _base64(data: bytes) -> str:
 
 
 def _packed(data: dict[str, Any]) -> str:
-    """Return plain data as base64 of gzip of JSON, with long repeated texts once; equal data gives equal text."""
-    counts = Counter(text for text in _texts(data) if len(text) >= _MIN_SHARED)
-    table = {text: i for i, text in enumerate(t for t, n in counts.items() if n > 1)}
-    shared = {"texts": list(table), **_shared(data, table)}
+    """Return plain data as base64 of gzip of JSON, with each long text once; equal data gives equal text."""
+    table: dict[str, int] = {}
+    rest = _shared(data, table)
+    shared = {"texts": list(table), **rest}
     raw = json.dumps(shared, ensure_ascii=False, separators=(",", ":"), default=str)
     # Python writes lone surrogates that UTF-8 cannot hold, for instance from undecodable paths.
     return _base64(gzip.compress(raw.encode("utf-8", errors="replace"), 9, mtime=0))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
-
-
 def _shared(value: Any, table: dict[str, int]) -> Any:
-    """Return the data with each text of the table as `{"$text": its index}`, and floats that are not finite as text."""
+    """Return the data with each long text as `{"$text": its index in the table}`, and floats that are not finite as text."""
     if isinstance(value, str):
-        return {"$text": table[value]} if value in table else value
+        is_long = len(value) >= _MIN_SHARED
+        return {"$text": table.setdefault(value, len(table))} if is_long else value
     if isinstance(value, dict):
         return {key: _shared(each, table) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -12,6 +12,7 @@ from torchloom.runtime.host.mover import (
     MoveStats,
     Ticket,
     is_on_host,
+    loaded,
     move_stats,
     mover_of,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Mover",
     "Ticket",
     "is_on_host",
+    "loaded",
     "move_stats",
     "mover_of",
 ]

@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch import Tensor
 from torchloom._torch.modes import is_traced
 from torchloom.errors import MoveError
 from torchloom.ops.replays import never
+from torchloom.runtime.base import Pending, note_pending, wait_for_results
 from torchloom.runtime.host.arena import Account, Direction, HostArena, charged_account
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -128,7 +129,6 @@ class Mover:
     device: torch.device
     arena: HostArena
     engines: dict[Direction, CopyEngine]
-    _in_flight: dict[int, tuple[Ticket, int, Account | None]] = field(default_factory=dict)
 
     def begin_offload(self, sources: Sequence[Tensor], *, pin: bool = True) -> list[Tensor]:
         """Begin to copy tensors into host memory; `wait` makes the results valid."""
@@ -174,22 +174,8 @@ class Mover:
         return self.arena.host_alias(tensor) if self.arena.owns(tensor) else tensor
 
     def wait(self, results: Sequence[Tensor]) -> None:
-        """Make the results of one `begin_*` call valid.
-
-        Raises:
-            MoveError: the results did not come from a `begin_*` call, or were waited for before.
-        """
-        key = _key(results)
-        if key is None:
-            return
-        ticket, nbytes, account = self._in_flight.pop(key, (None, 0, None))
-        if ticket is None:
-            raise MoveError(
-                f"{len(results)} tensors were waited for that are not on their way between "
-                f"{self.device} and the host: a pass placed two waits for one start, or none"
-            )
-        self._fly(-nbytes, account)
-        ticket()
+        """Make the results of one `begin_*` call valid; see `wait_for_results`."""
+        wait_for_results(results)
 
     def stats(self, account: Account | None = None) -> MoveStats:
         """Return the running totals of an account, default: of all that this process has moved."""
@@ -212,26 +198,19 @@ class Mover:
         return self.arena.account_of(host) or charged_account()
 
     def _note(self, results: Sequence[Tensor], ticket: Ticket, hosts: Sequence[Tensor]) -> None:
-        key, nbytes = _key(results), sum(result.nbytes for result in results)
-        if key is None:
-            return
-        # An entry at this address is of a graph that raised between start and wait: nobody will
-        # wait for it any more, and its memory has been given away since.
-        _, stale, account = self._in_flight.pop(key, (None, 0, None))
-        self._fly(-stale, account)
-        account = self._account_of(hosts[0])
-        self._in_flight[key] = (ticket, nbytes, account)
+        nbytes, account = sum(each.nbytes for each in results), self._account_of(hosts[0])
+
+        def finish() -> None:
+            self._fly(-nbytes, account)
+            ticket()
+
         self._fly(nbytes, account)
+        note_pending(results, Pending(finish, drop=lambda: self._fly(-nbytes, account)))
 
     def _fly(self, num_bytes: int, account: Account | None) -> None:
         self._total.fly(num_bytes)
         if account is not None:
             account.fly(num_bytes)
-
-
-def _key(results: Sequence[Tensor]) -> int | None:
-    """Address of the first tensor that has one; empty tensors need no copy."""
-    return next((t.data_ptr() for t in results if t.numel()), None)
 
 
 _MOVERS: dict[torch.device, Mover] = {}
@@ -252,6 +231,11 @@ def is_on_host(tensor: Tensor) -> bool:
     """Say whether a tensor lives in the host memory of some mover."""
     # Tensors of a simulation have no memory.
     return not is_traced([tensor]) and any(mover.arena.owns(tensor) for mover in _MOVERS.values())
+
+
+def loaded(tensor: Tensor) -> Tensor:
+    """Return a tensor that can be sent: on its device, where it waits on the host."""
+    return mover_of(tensor.device).fetch(tensor) if is_on_host(tensor) else tensor
 
 
 def move_stats(device: torch.device | None = None) -> MoveStats:

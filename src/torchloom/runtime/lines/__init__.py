@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from torchloom import envs
 from torchloom._torch.distributed import own_store
+from torchloom.config.model import TimeoutsConfig
 from torchloom.errors import TorchloomError
 from torchloom.last_words import tell_at_the_end
 from torchloom.log import get_logger
@@ -38,17 +39,14 @@ from torchloom.runtime.lines.line import (
     end_waits_with_verdict,
     let_compilations_be_interrupted,
 )
-from torchloom.runtime.lines.report import Limits
 
 __all__ = [
-    "Limits",
     "broken",
     "end_waits_with_verdict",
     "explained",
     "how_gone",
     "longest_s",
     "open_lines",
-    "patience_s",
     "set_limits",
     "tell_graph",
     "tell_step",
@@ -68,7 +66,7 @@ class _Lines:
         self.group: GroupRef | None = None
         self.hub: Hub | None = None
         self.line: Line | None = None
-        self.limits = Limits()
+        self.limits = TimeoutsConfig()
         self.num_opened = 0
 
     def close(self, how: str) -> None:
@@ -115,7 +113,7 @@ def open_lines() -> None:
     _LINES.line = Line(group.rank(), lambda: _look_up(store), _LINES.limits)
 
 
-def set_limits(limits: Limits) -> None:
+def set_limits(limits: TimeoutsConfig) -> None:
     """Choose how long this rank waits for others."""
     _LINES.limits = limits
     if _LINES.line is not None:
@@ -132,10 +130,12 @@ def tell_step(step: int) -> None:
     Args:
         step: the optimizer step that has ended.
     """
-    last = "" if POSITION.last is None else POSITION.last.text()
+    last = "nothing" if POSITION.last is None else POSITION.last.text()
     for name, each in CHANNELS.items():
         if _LINES.line is not None and not each.has_tags:
-            _LINES.line.tell(kind="digest", channel=name, step=step, digest=each.rolling, last=last)
+            each.num_told += 1
+            of, words = f"{name}, {each.num_told}", f"came to {last}"
+            _LINES.line.tell(kind="digest", of=of, state=each.rolling, words=words, step=step)
 
 
 def tell_graph(graph: str, state: str, words: str) -> None:
@@ -147,7 +147,7 @@ def tell_graph(graph: str, state: str, words: str) -> None:
         words: what it became here.
     """
     if _LINES.line is not None:  # at once: before the graph runs
-        _LINES.line.tell(kind="graph", graph=graph, state=state, words=words, at_once=True)
+        _LINES.line.tell(kind="graph", of=graph, state=state, words=words, at_once=True)
 
 
 def wait_for(event: SyncPoint, works: list[dist.Work], *, on_stream: bool = False) -> None:
@@ -201,11 +201,6 @@ def explained(event: SyncPoint, seen: Verdict) -> TorchloomError:
 def how_gone(rank: int) -> str:
     """Return how a rank has ended without a word, as far as this rank was told; empty if it has not."""
     return "" if _LINES.line is None else _LINES.line.gone.get(rank, "")
-
-
-def patience_s() -> float | None:
-    """Return how long ranks wait for one that lives to agree; None where nobody tells who has ended."""
-    return None if _LINES.line is None else _LINES.limits.agree_s
 
 
 def broken(event: SyncPoint, error: RuntimeError) -> Verdict:

@@ -27,8 +27,15 @@ from torchloom.runtime.lines.report import Report, silent_report
 logger = get_logger(__name__)
 
 _TICK_S = 0.2
-_REMEMBERED = 256
-"""Reports of checksums of which the first is kept: more than one rank is ahead of another."""
+_REMEMBERED = 1024
+"""Things that ranks must have in common, of which the first report is kept: more than one rank is ahead of another."""
+_UNLIKE = {
+    "digest": "ranks did not begin the same collectives up to step {step}: {sides}. Weights may be wrong since; go back to "
+    "the last checkpoint and look for a branch that only some ranks take",
+    "graph": "one captured graph became different things: {sides}. A pass or compiler did not do the same on all ranks: "
+    "mend it, leave the pass out with compile.disable_passes, or take another backend",
+}
+"""Messages about what must be equal on all ranks, and what is told where it differs."""
 _LATEST_ROUND_S = 3.0
 """Rounds of questions become rarer while a wait lasts, up to this."""
 _SILENT_S = 3.0
@@ -52,9 +59,8 @@ class Hub:
         self._unanswered_s: dict[int, float] = {}
         """When each rank was first asked what it has not answered."""
         self._gone: dict[int, str] = {}
-        self._digests: dict[tuple[str, int], tuple[int, int]] = {}
-        self._graphs: dict[str, dict[int, tuple[str, str]]] = {}
-        self._num_digests: dict[tuple[int, str], int] = {}
+        self._said: dict[tuple[str, str], tuple[set[int], object, str]] = {}
+        """Of what must be equal on all ranks, by kind and name: who said it, what it is, and that in words."""
         self._verdict: Verdict | None = None
         self._suspected: tuple[Verdict, float] | None = None
         self._next_round_s, self._pause_s = 0.0, _TICK_S
@@ -144,10 +150,8 @@ class Hub:
                 self._begin_to_ask()
             else:
                 self._unanswered_s.pop(rank, None)
-        elif kind == "digest":
-            self._compare(rank, **message)
-        elif kind == "graph":
-            self._match(rank, **message)
+        elif kind in _UNLIKE:
+            self._compare(rank, kind, **message)
 
     def _part_with(self, rank: int) -> None:
         """Find out who waits for a rank that has ended, now that it has."""
@@ -218,32 +222,19 @@ class Hub:
             logger.error("the run cannot go on; where its ranks are:\n  %s", "\n  ".join(lines))
         self._send(kind="verdict", verdict=list(verdict))
 
-    def _match(self, rank: int, graph: str, state: str, words: str) -> None:
-        """End a run in which one graph became different things, e.g. failed to weave on one rank."""
-        outcomes = self._graphs.setdefault(graph, {})
-        outcomes[rank] = state, words
-        other = next((each for each, (held, _) in outcomes.items() if held != state), None)
-        if other is not None:
-            sides = "; ".join(f"rank {r} {outcomes[r][1]}" for r in sorted((rank, other)))
-            self._tell_once(
-                f"one captured graph became different things: {sides}. A pass or compiler did "
-                "not do the same on all ranks: mend it, leave the pass out with "
-                "compile.disable_passes, or take another backend"
-            )
-
-    def _compare(self, rank: int, channel: str, step: int, digest: int, last: str) -> None:
-        """Compare what ranks had done at their n-th report, where messages cannot carry keys."""
-        number = self._num_digests[rank, channel] = self._num_digests.get((rank, channel), 0) + 1
-        first, expected = self._digests.setdefault((channel, number), (rank, digest))
-        if expected != digest:
-            self._tell_once(
-                f"rank {first} and rank {rank} did not begin the same collectives up to "
-                f"step {step}: rank {rank} came to {last}. Weights may be "
-                "wrong since; go back to the last checkpoint and look for a branch that only "
-                "some ranks take"
-            )
-        self._digests.pop((channel, number - _REMEMBERED), None)
-
-    def _tell_once(self, text: str) -> None:
-        if self._verdict is None:
-            self._tell(Verdict("differ", text))
+    def _compare(
+        self, rank: int, kind: str, of: str, state: object, words: str, step: int = 0
+    ) -> None:
+        """End a run in which ranks say different things of what must be equal."""
+        said = self._said.setdefault((kind, of), ({rank}, state, words))
+        others = said[0] - {rank}
+        if said[1] == state:
+            said[0].add(rank)
+        elif not others:
+            self._said[kind, of] = {rank}, state, words
+        elif self._verdict is None:
+            pairs = sorted([(min(others), said[2]), (rank, words)])
+            sides = "; ".join(f"rank {each} {text}" for each, text in pairs)
+            self._tell(Verdict("differ", _UNLIKE[kind].format(step=step, sides=sides)))
+        if len(self._said) > _REMEMBERED:
+            del self._said[next(iter(self._said))]

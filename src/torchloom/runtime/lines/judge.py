@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Mapping
 
 from torchloom.position import Verdict
-from torchloom.runtime.lines.report import Report
+from torchloom.runtime.lines.report import Report, limit_of
 
 _ADVICE = (
     "The ranks run different programs: look for a branch that only some of them take, a call "
@@ -130,7 +130,8 @@ def _late(reports: Mapping[int, Report], blocked: Mapping[int, list[int]]) -> Ve
         waiting = reports[rank].waiting
         for late in missing:
             assert waiting is not None
-            limit_s, key = reports[rank].limits.of(waiting.is_agreement, reports[late].phase)
+            limits, phase = reports[rank].limits, reports[late].phase
+            limit_s, key = limit_of(limits, waiting.is_agreement, phase)
             if waiting.for_s > limit_s:
                 return Verdict(
                     "late",

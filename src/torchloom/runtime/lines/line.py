@@ -28,12 +28,13 @@ from typing import Any
 import torch
 
 from torchloom._torch.distributed import abort
+from torchloom.config.model import TimeoutsConfig
 from torchloom.errors import ShardError
 from torchloom.log import get_logger
 from torchloom.position import POSITION, Verdict, Wait
 from torchloom.runtime.base import GroupRef, carried_by_gloo
 from torchloom.runtime.channel import CHANNELS
-from torchloom.runtime.lines.report import Limits, blocked_in, idle_without_tags, report_of
+from torchloom.runtime.lines.report import blocked_in, idle_without_tags, limit_of, report_of
 
 _MOST_BYTES = 1 << 20
 _IDLE_S, _PROBE_S, _PROBES = 2, 1, 4
@@ -183,15 +184,13 @@ class Line:
         limits: how long this rank waits for others.
     """
 
-    def __init__(self, rank: int, look_up: LookUp, limits: Limits) -> None:
+    def __init__(self, rank: int, look_up: LookUp, limits: TimeoutsConfig) -> None:
         self.rank, self.limits = rank, limits
         self._look_up = look_up
         self._wire: Wire | None = None
         self._hub_gone, self._hub_gone_s = "", 0.0
         self._outbox: deque[dict[str, object]] = deque()
-        """What the thread sends: the main thread never waits for a socket."""
-        self._bell, self._knock = socket.socketpair()
-        self._knock.setblocking(False)
+        """What the thread sends, so that the main thread waits for no socket in a step."""
         self._spoke_s, self._spoke_of = 0.0, 0.0
         self._last_message_s = 0.0
         self._lost = ""
@@ -226,20 +225,16 @@ class Line:
         """Let go of the connection; in a forked child without a word, as its parent keeps it."""
         if self._wire is not None:
             self._wire.close()
-        self._bell.close()
-        self._knock.close()
 
     def tell(self, *, at_once: bool = False, **message: object) -> None:
         """Send a message to rank 0; nothing waits for an answer.
 
         Args:
-            at_once: wake the thread up for it.
+            at_once: send it here, outside of a step; this takes as long as the socket does.
             message: of a `kind` that the hub knows.
         """
-        self._outbox.append(message)
-        if at_once:
-            with contextlib.suppress(OSError):
-                self._knock.send(b"!")
+        if self._wire is None or not at_once or not self._wire.send(**message):
+            self._outbox.append(message)
 
     def _run(self) -> None:
         wire = self._wire = self._wire or self._connect(float("inf"))
@@ -253,15 +248,11 @@ class Line:
             self._tick()
 
     def _await(self, wire: Wire) -> None:
-        """Listen, until the next look at what this rank waits for or until it has something to say."""
+        """Listen, until the next look at what this rank waits for."""
         poller = select.poll()  # not select(), which knows no descriptor above 1023
         poller.register(wire, select.POLLIN)
-        poller.register(self._bell, select.POLLIN)
-        for descriptor, _ in poller.poll(1000 * _TICK_S):
-            if descriptor == wire.fileno():
-                self._listen(wire)
-            else:
-                self._bell.recv(1 << 10)
+        if poller.poll(1000 * _TICK_S):
+            self._listen(wire)
 
     def _connect(self, within_s: float) -> Wire | None:
         deadline = time.monotonic() + within_s
@@ -320,7 +311,7 @@ class Line:
             self._tick_in_wait(wait, now)
 
     def _tick_in_wait(self, wait: Wait, now: float) -> None:
-        limit_s, key = self.limits.of(wait.event.channel.startswith("agreement"))
+        limit_s, key = limit_of(self.limits, wait.event.channel.startswith("agreement"))
         silent_s = now - max(self._last_message_s, wait.since_s)
         if self._hub_gone:
             # Its last messages may have come at this very moment.

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchloom.config.model import TimeoutsConfig
 from torchloom.last_words import is_users
 from torchloom.position import POSITION
 from torchloom.runtime.channel import CHANNELS, Channel
@@ -16,23 +17,6 @@ from torchloom.runtime.channel import CHANNELS, Channel
 _INSIDE = ("/torch/distributed/", "/torchloom/")
 _COLLECTIVES = ("/distributed_c10d.py", "/_functional_collectives.py")
 """Files of torch whose functions wait for other ranks; its checkpoints, e.g., wait for disks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long a rank may wait for another one, in seconds."""
-
-    step_s: float = 600.0
-    """In the course of a step."""
-    compile_s: float = 1800.0
-    """While the other one compiles, loads or saves."""
-    agree_s: float = 120.0
-    """To agree on something that all ranks come to at about the same time."""
-
-    def of(self, is_agreement: bool, phase: str = "") -> tuple[float, str]:
-        """Return the limit of a wait for a rank that is in a phase, and the config key that sets it."""
-        kind = "compile_s" if phase else "agree_s" if is_agreement else "step_s"
-        return getattr(self, kind), f"timeouts.{kind}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +58,14 @@ class Report:
     rates: str = ""
     """What its optimizer steps with."""
     notes: list[str] = field(default_factory=list)
-    limits: Limits = field(default_factory=Limits)
+    limits: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     is_silent: bool = False
     """Made by rank 0, as this rank's thread does not answer."""
 
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Report:
         """Read the report that `dataclasses.asdict` made a JSON-able dict of."""
-        waiting, limits = plain["waiting"], Limits(**plain["limits"])
+        waiting, limits = plain["waiting"], TimeoutsConfig(**plain["limits"])
         order = {name: [tuple(each) for each in rows] for name, rows in plain["order"].items()}
         found = waiting and Waiting(**waiting)
         own: dict[str, Any] = {**plain, "waiting": found, "limits": limits, "order": order}
@@ -103,7 +87,7 @@ class Report:
         return "; ".join([place, *self.notes])
 
 
-def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
+def report_of(rank: int, asked: Iterable[str], limits: TimeoutsConfig) -> Report:
     """Return where this process is, and which events it has begun."""
     wait, now = POSITION.waiting, time.monotonic()
     waiting = None
@@ -133,6 +117,12 @@ def report_of(rank: int, asked: Iterable[str], limits: Limits) -> Report:
         notes=list(POSITION.notes.values()),
         limits=limits,
     )
+
+
+def limit_of(limits: TimeoutsConfig, is_agreement: bool, phase: str = "") -> tuple[float, str]:
+    """Return how long to wait for a rank that is in a phase, in seconds, and the config key that sets it."""
+    kind = "compile_s" if phase else "agree_s" if is_agreement else "step_s"
+    return getattr(limits, kind), f"timeouts.{kind}"
 
 
 def idle_without_tags(patience_s: float) -> bool:

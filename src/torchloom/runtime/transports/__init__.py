@@ -17,7 +17,10 @@ import torch.distributed as dist
 from torchloom.log import get_logger
 from torchloom.runtime.base import Collectives, GroupRef, UnavailableError, carried_by_gloo
 from torchloom.runtime.channel import Channel
-from torchloom.runtime.transports import c10d, gloo, shm
+from torchloom.runtime.lines import end_waits_with_verdict
+from torchloom.runtime.transports import shm
+from torchloom.runtime.transports.c10d import C10dCollectives
+from torchloom.runtime.transports.gloo import GlooCollectives
 
 logger = get_logger(__name__)
 
@@ -49,6 +52,7 @@ def connect(group: GroupRef, name: str, *, symmetric_memory: bool) -> Collective
                     group.size,
                     backend,
                 )
+    end_waits_with_verdict(group)
     if carried_by_gloo(group()):
-        return gloo.connect(group, channel())
-    return c10d.connect(group, channel(has_tags=False))
+        return GlooCollectives(group, channel())
+    return C10dCollectives(group, channel(has_tags=False))

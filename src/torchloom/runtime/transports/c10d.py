@@ -26,13 +26,14 @@ from torchloom._torch.distributed import (
     reduce_scatter_single,
     supports_coalescing,
 )
-from torchloom.runtime.base import GroupRef, Pending
+from torchloom.runtime.base import Collectives, GroupRef, Pending
 from torchloom.runtime.channel import Channel, Label
-from torchloom.runtime.lines import end_waits_with_verdict, wait_for
+from torchloom.runtime.lines import wait_for
+from torchloom.shard.shards import slice_of
 
 
 @dataclass(frozen=True)
-class C10dCollectives:
+class C10dCollectives(Collectives):
     """The group's own all-gather, reduce-scatter, all-reduce and all-to-all."""
 
     group: GroupRef
@@ -52,7 +53,9 @@ class C10dCollectives:
     ) -> Pending:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
         size = self.group.size
-        sources = [_padded(full, size * s.numel()) for full, s in zip(fulls, shards, strict=True)]
+        sources = [
+            slice_of(full, size * s.numel(), 0) for full, s in zip(fulls, shards, strict=True)
+        ]
         # What is summed in another dtype is cast at the end.
         sums = [
             shard if shard.dtype == full.dtype else full.new_empty(shard.shape)
@@ -103,10 +106,6 @@ class C10dCollectives:
         """Note that this rank has come here; see `Collectives.meet`."""
         self.channel.begin(what)
 
-    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Nothing: results are written in place."""
-        return 0
-
     def reduce_transit(
         self,
         numels: Sequence[int],
@@ -119,10 +118,6 @@ class C10dCollectives:
         fulls = wholes if full_numels is None else full_numels
         padded = sum(whole for whole, full in zip(wholes, fulls, strict=True) if whole != full)
         return (padded + (0 if dtype == wire_dtype else sum(numels))) * wire_dtype.itemsize
-
-    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Nothing: tensors are summed in place."""
-        return 0
 
     def _begin(
         self,
@@ -154,17 +149,6 @@ class C10dCollectives:
         return Pending(finish)
 
 
-def connect(group: GroupRef, channel: Channel) -> C10dCollectives:
-    """Return collectives over a group's backend, which a verdict ends.
-
-    Args:
-        group: the ranks.
-        channel: names what they do together.
-    """
-    end_waits_with_verdict(group)
-    return C10dCollectives(group, channel)
-
-
 def _by_dtype(
     results: Sequence[Tensor], sources: Sequence[Tensor]
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -175,13 +159,6 @@ def _by_dtype(
             found[source.dtype][0].append(result)
             found[source.dtype][1].append(source)
     yield from found.values()
-
-
-def _padded(full: Tensor, numel: int) -> Tensor:
-    """Return `full` flat; a copy with zeros at its end where it holds less than `numel`."""
-    flat = full.view(-1)
-    missing = numel - flat.numel()
-    return torch.nn.functional.pad(flat, (0, missing)) if missing else flat
 
 
 def _scale_into(targets: Sequence[Tensor], sums: Sequence[Tensor], scale: float) -> None:

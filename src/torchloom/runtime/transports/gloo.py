@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -30,9 +29,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchloom.errors import TorchloomError
-from torchloom.runtime.base import GroupRef, Pending
-from torchloom.runtime.channel import Channel, Label, NamedCollective
-from torchloom.runtime.lines import broken, end_waits_with_verdict, explained, wait_for
+from torchloom.runtime.base import Pending
+from torchloom.runtime.channel import Label, NamedCollective
+from torchloom.runtime.lines import broken, explained, wait_for
 from torchloom.runtime.transports.summing import (
     SumsInRankOrder,
     pack,
@@ -42,14 +41,11 @@ from torchloom.runtime.transports.summing import (
     unpack,
     unpack_rows,
 )
+from torchloom.shard.shards import slice_of
 
 
-@dataclass(frozen=True)
 class GlooCollectives(SumsInRankOrder):
     """Gathers and reductions as direct messages between all pairs of ranks."""
-
-    group: GroupRef
-    channel: Channel
 
     def gather_as(
         self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective
@@ -102,7 +98,7 @@ class GlooCollectives(SumsInRankOrder):
             small = [shards[i] for i in split.packed]
             rows.append(
                 [
-                    pack([_padded_row(fulls[i], peer, shards[i].numel()) for i in split.packed])
+                    pack([slice_of(fulls[i], shards[i].numel(), peer) for i in split.packed])
                     for peer in range(size)
                 ]
             )
@@ -146,15 +142,6 @@ class GlooCollectives(SumsInRankOrder):
             parts.clear()
 
         return Pending(finish)
-
-    def meet(self, what: Label) -> None:
-        """Return when all ranks have come here; see `Collectives.meet`."""
-        entry = self.channel.begin(what)
-        mine, theirs = torch.zeros(1), torch.zeros(self.group.size, 1)
-        works = self._swap(
-            send=lambda peer: [mine], receive=lambda peer: [theirs[peer]], entry=entry
-        )
-        wait_for(entry, works)
 
     def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
         """Small shards are packed, and unpacked from the rows of all ranks."""
@@ -227,17 +214,6 @@ def _is_far(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def connect(group: GroupRef, channel: Channel) -> GlooCollectives:
-    """Return collectives over gloo, whose waits end once the run is known not to go on.
-
-    Args:
-        group: the ranks.
-        channel: names what they do together.
-    """
-    end_waits_with_verdict(group)
-    return GlooCollectives(group, channel)
-
-
 @contextmanager
 def _posting(entry: NamedCollective) -> Iterator[None]:
     """Turn what gloo says of an ended connection into the sentence that explains it."""
@@ -252,9 +228,3 @@ def _posting(entry: NamedCollective) -> Iterator[None]:
 def _row(full: Tensor, rank: int, numel: int) -> Tensor:
     """The part of `full` that `rank` owns, without padding: possibly short, possibly empty."""
     return full.view(-1)[rank * numel : (rank + 1) * numel]
-
-
-def _padded_row(full: Tensor, rank: int, numel: int) -> Tensor:
-    row = _row(full, rank, numel)
-    missing = numel - row.numel()
-    return torch.nn.functional.pad(row, (0, missing)) if missing else row

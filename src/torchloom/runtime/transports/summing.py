@@ -6,8 +6,10 @@ the first outweighs the second: small tensors travel together, large ones alone 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,40 +46,39 @@ def sum_into(out: Tensor, parts: Sequence[Tensor], scale: float) -> None:
     out[numel:].zero_()
 
 
-class _HasParts(Collectives, Protocol):
-    """A transport whose gathers and reductions may be parts of another collective."""
-
-    group: GroupRef
-    channel: Channel
-
-    def gather_as(
-        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective
-    ) -> Pending: ...
-
-    def reduce_as(
-        self,
-        fulls: Sequence[Tensor],
-        shards: Sequence[Tensor],
-        scale: float,
-        entry: NamedCollective,
-    ) -> Pending: ...
-
-
-class SumsInRankOrder:
+@dataclass(eq=False)
+class SumsInRankOrder(Collectives):
     """The collectives of a transport, made of its `gather_as` and `reduce_as`.
 
     A small tensor goes whole to every rank, and each takes the sum; of a large one each rank sums its part,
     which is gathered. 16 bits are summed in fp32 and rounded once.
     """
 
-    def all_gather(
-        self: _HasParts, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label
+    group: GroupRef
+    channel: Channel
+
+    @abstractmethod
+    def gather_as(
+        self, shards: Sequence[Tensor], fulls: Sequence[Tensor], entry: NamedCollective
     ) -> Pending:
+        """Begin an all-gather that is part of a collective."""
+
+    @abstractmethod
+    def reduce_as(
+        self,
+        fulls: Sequence[Tensor],
+        shards: Sequence[Tensor],
+        scale: float,
+        entry: NamedCollective,
+    ) -> Pending:
+        """Begin a reduce-scatter that is part of a collective."""
+
+    def all_gather(self, shards: Sequence[Tensor], fulls: Sequence[Tensor], what: Label) -> Pending:
         """Begin an all-gather; see `Collectives.all_gather`."""
         return self.gather_as(shards, fulls, self.channel.begin(what))
 
     def reduce_scatter(
-        self: _HasParts,
+        self,
         fulls: Sequence[Tensor],
         shards: Sequence[Tensor],
         scale: float,
@@ -86,9 +87,7 @@ class SumsInRankOrder:
         """Begin a reduce-scatter; see `Collectives.reduce_scatter`."""
         return self.reduce_as(fulls, shards, scale, self.channel.begin(what))
 
-    def all_reduce(
-        self: _HasParts, tensors: Sequence[Tensor], scale: float, what: Label
-    ) -> Pending:
+    def all_reduce(self, tensors: Sequence[Tensor], scale: float, what: Label) -> Pending:
         """Begin an all-reduce; see `Collectives.all_reduce`."""
         entry, size = self.channel.begin(what), self.group.size
         split = split_by_size(tensors)
@@ -126,7 +125,16 @@ class SumsInRankOrder:
 
         return Pending(finish)
 
-    def all_reduce_transit(self: _HasParts, numels: Sequence[int], dtype: torch.dtype) -> int:
+    def arrive(self, what: Label) -> Pending:
+        """Tell the other ranks that this one has come here; the result waits until all have."""
+        here, there = torch.zeros(1), torch.zeros(self.group.size)
+        return self.gather_as([here], [there], self.channel.begin(what))
+
+    def meet(self, what: Label) -> None:
+        """Return when all ranks have come here; see `Collectives.meet`."""
+        self.arrive(what).finish()
+
+    def all_reduce_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
         """What is packed; what all ranks send of small tensors; the sums of this rank's parts of large ones."""
         size, wide = self.group.size, _wide(dtype)
         split = split_sizes([numel * dtype.itemsize for numel in numels])

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchloom.errors import ShardError
@@ -98,9 +97,8 @@ class SharedMemoryCollectives(SumsInRankOrder):
     """Gathers and reductions of the ranks of one host."""
 
     def __init__(self, group: GroupRef, link: Link, slots: Sequence[Sequence[Tensor]]) -> None:
-        self.group = group
+        super().__init__(group, link.channel)
         self.link = link
-        self.channel = link.channel
         self._ring: Ring | None = Ring(link, slots)
         self._slot_bytes = slots[0][0].numel()
 
@@ -117,16 +115,14 @@ class SharedMemoryCollectives(SumsInRankOrder):
         def work(parts: list[SlotPart]) -> Work:
             def fill(slot: Tensor) -> None:
                 for part in parts:
-                    part.of(slot, shards[part.index].dtype).copy_(
-                        shards[part.index].view(-1)[part.start : part.stop]
-                    )
+                    piece = shards[part.index].view(-1)[part.start : part.stop]
+                    part.of(slot, piece).copy_(piece)
 
             def drain(slots: Sequence[Tensor]) -> None:
                 for part in parts:
-                    shard = shards[part.index]
+                    rows = fulls[part.index].view(self.group.size, -1)[:, part.start : part.stop]
                     for peer in self.link.others:
-                        place = fulls[part.index].view(self.group.size, -1)[peer]
-                        place[part.start : part.stop].copy_(part.of(slots[peer], shard.dtype))
+                        rows[peer].copy_(part.of(slots[peer], rows[peer]))
 
             return Work(fill, drain, entry)
 
@@ -145,80 +141,76 @@ class SharedMemoryCollectives(SumsInRankOrder):
         entry: NamedCollective,
     ) -> Pending:
         """Begin a reduce-scatter that is part of a collective."""
-        rank, room = self.group.rank, self._lane_bytes
 
-        def slice_of(part: SlotPart, owner: int) -> Tensor:
+        def mine(part: SlotPart, owner: int) -> Tensor:
             flat, start = fulls[part.index].view(-1), owner * shards[part.index].numel()
             return flat[start : start + shards[part.index].numel()][part.start : part.stop]
 
-        def lane(slot: Tensor, part: SlotPart, writer: int, owner: int) -> Tensor:
-            dtype, numel = fulls[part.index].dtype, slice_of(part, owner).numel()
-            return part.of(self._lane(slot, writer, owner), dtype)[:numel]
-
-        def work(parts: list[SlotPart]) -> Work:
-            def fill(slot: Tensor) -> None:
-                for part in parts:
-                    for peer in self.link.others:
-                        lane(slot, part, rank, peer).copy_(slice_of(part, peer))
-
-            def drain(slots: Sequence[Tensor]) -> None:
-                for part in parts:
-                    addends = [
-                        slice_of(part, rank) if peer == rank else lane(slot, part, peer, rank)
-                        for peer, slot in enumerate(slots)
-                    ]
-                    sum_into(shards[part.index][part.start : part.stop], addends, scale)
-
-            return Work(fill, drain, entry)
+        def take(part: SlotPart, lane: _LaneOf) -> None:
+            own = mine(part, self.group.rank)
+            ranks = range(self.group.size)
+            addends = [own if each == self.group.rank else lane(part, each, own) for each in ranks]
+            sum_into(shards[part.index][part.start : part.stop], addends, scale)
 
         sizes = [(s.numel(), f.element_size()) for s, f in zip(shards, fulls, strict=True)]
-        return self._begin([work(parts) for parts in plan_parts(sizes, room)])
+        return self._through_lanes(sizes, mine, take, entry)
 
     def all_to_all(
         self, sent: Tensor, received: Tensor, numels: Sequence[Sequence[int]], what: Label
     ) -> Pending:
         """Begin an all-to-all; see `Collectives.all_to_all`."""
-        entry, rank, dtype = self.channel.begin(what), self.group.rank, sent.dtype
+        entry, rank = self.channel.begin(what), self.group.rank
         parts = sent.split(list(numels[rank]))
         places = received.split([row[rank] for row in numels])
         places[rank].copy_(parts[rank])
         most = max(count for i, row in enumerate(numels) for j, count in enumerate(row) if i != j)
 
-        def work(one: SlotPart) -> Work:
+        def take(part: SlotPart, lane: _LaneOf) -> None:
+            for peer in self.link.others:
+                place = places[peer][part.start : part.stop]
+                place.copy_(lane(part, peer, place))
+
+        return self._through_lanes(
+            [(most, sent.element_size())],
+            lambda part, peer: parts[peer][part.start : part.stop],
+            take,
+            entry,
+        )
+
+    def _through_lanes(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        mine: Callable[[SlotPart, int], Tensor],
+        take: Callable[[SlotPart, _LaneOf], None],
+        entry: NamedCollective,
+    ) -> Pending:
+        """Begin to pass each other rank parts of tensors that are for it alone.
+
+        Args:
+            sizes: of each tensor, the elements that one rank gets at most, and the bytes of one.
+            mine: returns what this rank sends a rank, at most a part.
+            take: reads a part from the lanes of all other ranks.
+            entry: what this is a part of.
+        """
+        rank = self.group.rank
+
+        def work(parts: list[SlotPart]) -> Work:
             def fill(slot: Tensor) -> None:
-                for peer in self.link.others:
-                    piece = parts[peer][one.start : one.stop]
-                    one.of(self._lane(slot, rank, peer), dtype)[: piece.numel()].copy_(piece)
+                for part in parts:
+                    for peer in self.link.others:
+                        piece = mine(part, peer)
+                        part.of(self._lane(slot, rank, peer), piece).copy_(piece)
 
             def drain(slots: Sequence[Tensor]) -> None:
-                for peer in self.link.others:
-                    place = places[peer][one.start : one.stop]
-                    lane = self._lane(slots[peer], peer, rank)
-                    place.copy_(one.of(lane, dtype)[: place.numel()])
+                def lane(part: SlotPart, peer: int, to: Tensor) -> Tensor:
+                    return part.of(self._lane(slots[peer], peer, rank), to)
+
+                for part in parts:
+                    take(part, lane)
 
             return Work(fill, drain, entry)
 
-        slotfuls = plan_parts([(most, sent.element_size())], self._lane_bytes)
-        return self._begin([work(one) for [one] in slotfuls])
-
-    def meet(self, what: Label) -> None:
-        """Return when all ranks of the group have come here; see `Collectives.meet`."""
-        self._open_ring()
-        self.link.barrier(what)
-
-    def gather_transit(self, numels: Sequence[int], dtype: torch.dtype) -> int:
-        """Nothing of a rank's own: tensors pass through the shared slots."""
-        return 0
-
-    def reduce_transit(
-        self,
-        numels: Sequence[int],
-        dtype: torch.dtype,
-        wire_dtype: torch.dtype,
-        full_numels: Sequence[int] | None = None,
-    ) -> int:
-        """Nothing: sums are taken from the shared slots."""
-        return 0
+        return self._begin([work(parts) for parts in plan_parts(sizes, self._lane_bytes)])
 
     @property
     def _lane_bytes(self) -> int:
@@ -249,10 +241,14 @@ class SlotPart(NamedTuple):
     stop: int
     offset_bytes: int
 
-    def of(self, slot: Tensor, dtype: torch.dtype) -> Tensor:
-        """View the part of a slot of bytes as elements."""
-        end = self.offset_bytes + (self.stop - self.start) * dtype.itemsize
-        return slot[self.offset_bytes : end].view(dtype)
+    def of(self, slot: Tensor, like: Tensor) -> Tensor:
+        """View the part of a slot of bytes as elements, as many as a tensor has."""
+        end = self.offset_bytes + like.nbytes
+        return slot[self.offset_bytes : end].view(like.dtype)
+
+
+_LaneOf = Callable[[SlotPart, int, Tensor], Tensor]
+"""Returns what a rank has sent of a part, as elements like those of a tensor."""
 
 
 def plan_parts(sizes: Sequence[tuple[int, int]], capacity_bytes: int) -> list[list[SlotPart]]:

@@ -12,7 +12,6 @@ import enum
 import errno
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from torchloom.errors import ShardError, TorchloomError
 from torchloom.position import POSITION, Verdict, Wait
-from torchloom.runtime.channel import Channel, Label, NamedCollective
+from torchloom.runtime.channel import Channel, NamedCollective
 from torchloom.runtime.lines import explained
 from torchloom.runtime.transports.shm.arena import ALIGNMENT, Arena, Peer
 
@@ -97,14 +96,10 @@ class Signal(enum.IntEnum):
     """My slot holds my contribution."""
     FREE = 1
     """I have read your slot."""
-    BARRIER = 2
-    """I am here."""
 
 
 _LONGEST_S = 3600.0
 """Where nobody judges (there is no line to rank 0), a wait ends in any case."""
-_MARKS = 16
-"""Barriers that a rank may have arrived at before another has looked."""
 
 
 class Link:
@@ -124,19 +119,16 @@ class Link:
         self.timeout_s = _LONGEST_S
         self.others = tuple((rank + step) % size for step in range(1, size))
         """The other ranks, nearest first, so that not all wait for the same one."""
-        self._columns = num_slots + _MARKS
         self._num_slots = num_slots
         self._semaphores: Semaphores | None = Semaphores(
             arena.tensor(0, num_semaphores * NBYTES, torch.uint8)
         )
-        self._marks: memoryview | None = arena.words(num_semaphores * NBYTES, size * self._columns)
-        self._arrived: deque[tuple[int, NamedCollective]] = deque()
-        self._num_arrived = 0
+        self._marks: memoryview | None = arena.words(num_semaphores * NBYTES, size * num_slots)
 
     @staticmethod
     def control_bytes(size: int, num_slots: int) -> int:
         """Return how many bytes at the front of the arena signals and marks of a group take."""
-        marks = 8 * size * (num_slots + _MARKS)
+        marks = 8 * size * num_slots
         return len(Signal) * size * size * NBYTES + -(-marks // ALIGNMENT) * ALIGNMENT
 
     def init(self) -> None:
@@ -174,19 +166,19 @@ class Link:
                 return
         self._sleep(index, source, entry)
 
-    def mark(self, column: int, mark: int) -> None:
+    def mark(self, slot: int, mark: int) -> None:
         """Leave a mark for the others, before the signal that tells them to look."""
         assert self._marks is not None
-        self._marks[self.rank * self._columns + column] = mark
+        self._marks[self.rank * self._num_slots + slot] = mark
 
-    def check(self, column: int, mark: int, source: int, entry: NamedCollective) -> None:
+    def check(self, slot: int, mark: int, source: int, entry: NamedCollective) -> None:
         """Compare a rank's mark with this rank's own, after its signal.
 
         Raises:
             AgreementError: they differ.
         """
         assert self._marks is not None
-        if self._marks[source * self._columns + column] != mark:
+        if self._marks[source * self._num_slots + slot] != mark:
             ranks = self.channel.ranks
             raise self._fail(
                 Verdict(
@@ -198,36 +190,6 @@ class Link:
                 ),
                 entry,
             )
-
-    def barrier(self, what: Label) -> None:
-        """Return when all ranks have called this as often as this rank has."""
-        self.meet(self.arrive(what))
-
-    def arrive(self, what: Label) -> int:
-        """The first half of a barrier: tell the others; never blocks.
-
-        Returns:
-            The number to `meet`.
-        """
-        number, entry = self._num_arrived, self.channel.begin(what)
-        self.mark(self._num_slots + number % _MARKS, mark_of(entry, number))
-        self._num_arrived += 1
-        self._arrived.append((number, entry))
-        for peer in self.others:
-            self.send(Signal.BARRIER, peer)
-        return number
-
-    def meet(self, number: int) -> None:
-        """The second half: return when all ranks have told what this rank has, up to `number`.
-
-        First halves whose second one never came, as a forward pass raised between them, are met
-        here: their signals would otherwise stand for later ones, and a rank would read too early.
-        """
-        while self._arrived and self._arrived[0][0] <= number:
-            each, entry = self._arrived.popleft()
-            for peer in self.others:
-                self.await_(Signal.BARRIER, peer, entry)
-                self.check(self._num_slots + each % _MARKS, mark_of(entry, each), peer, entry)
 
     def _fail(self, verdict: Verdict, entry: NamedCollective) -> TorchloomError:
         """Return the error of a run that cannot go on; from now on it is that of all attempts."""
