@@ -310,6 +310,11 @@ def test_refusals_say_what_to_do() -> None:
         ("BertForMaskedLM", {}, ""),
         ("BertForMaskedLM", {"max_position_embeddings": 16}, "16 learned positions"),
         ("BertForQuestionAnswering", {}, "no language model that returns its loss"),
+        (
+            "BertForMaskedLM",
+            {"hidden_size": "16"},
+            "cannot be used: .*'hidden_size'.* expected int",
+        ),
     ],
 )
 def test_a_folder_of_hugging_face(tmp_path, kind: str, more: dict, words: str) -> None:
@@ -322,6 +327,16 @@ def test_a_folder_of_hugging_face(tmp_path, kind: str, more: dict, words: str) -
             simulated_model(str(tmp_path), 2, 24)
     else:
         assert type(simulated_model(str(tmp_path), 2, 24).module).__name__ == kind
+
+
+def test_a_function_that_takes_other_arguments() -> None:
+    def make(batch: int) -> torch.nn.Module:
+        return torch.nn.Linear(batch, 3)
+
+    with pytest.raises(
+        ConfigError, match=r"make does not take .*'seq_len'.*def make\(batch, seq_len\)"
+    ):
+        simulated_model(make, 2, 24)
 
 
 def test_two_levels_of_links() -> None:

@@ -6,6 +6,7 @@ Names are those of published shapes, so that published runs can be simulated: Ll
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,12 @@ def simulated_model(model: str | Callable[..., Any], batch: int, seq_len: int) -
 
 def _of_function(make: Callable[..., Any], batch: int, seq_len: int) -> SimulatedModel:
     name = getattr(make, "__name__", "model")
+    try:
+        inspect.signature(make).bind(batch=batch, seq_len=seq_len)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} does not take the arguments batch and seq_len ({error}): write def {name}(batch, seq_len)"
+        ) from error
     with torch.device("meta"):
         made = make(batch=batch, seq_len=seq_len)
         ids = torch.zeros(batch, seq_len, dtype=torch.long)
@@ -184,8 +191,11 @@ def _of_folder(text: str, ids: Tensor) -> SimulatedModel:
             else transformers.AutoModelForCausalLM
         )
         module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except (
+        Exception
+    ) as error:  # transformers checks values with errors of every kind, its own among them
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
         raise ConfigError(f"model folder {text!r} cannot be used: {reason}") from error
     limit = getattr(config, "max_position_embeddings", None) or ids.shape[1]
     has_table = any(("position" in name or "wpe" in name) for name, _ in module.named_parameters())
