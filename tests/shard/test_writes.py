@@ -59,16 +59,26 @@ class Views(Layer):
 
 
 class DataIsAssigned(Layer):
-    """The code of a forward is read for what it does to `data`, which no operator tells."""
+    """The code of a forward is read for what it does to `data`, which no operator tells, and that of its methods."""
 
     def forward(self, x: Tensor) -> Tensor:
+        self.normalize()
+        return super().forward(x)
+
+    def normalize(self) -> None:
         self.weight.data = F.normalize(self.weight.data)
+
+
+class _Writes(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(-0.5, 0.5)
         return super().forward(x)
 
 
-class DataIsWritten(Layer):
+class DataIsWritten(_Writes):
+    """In the forward of its base."""
+
     def forward(self, x: Tensor) -> Tensor:
-        self.weight.data.clamp_(-0.5, 0.5)
         return super().forward(x)
 
 

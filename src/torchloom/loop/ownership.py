@@ -18,9 +18,11 @@ of each copy own and step alike.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchloom._torch.subclasses import as_plain_tensors
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.events import OwnersChosen, emit
@@ -48,8 +51,9 @@ from torchloom.loop.owner_exchanges import (
     state_from_owner,
 )
 from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
+from torchloom.loop.slices import written_in_slices
 from torchloom.runtime import lookup
-from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts
+from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts, local_shard
 from torchloom.shard.leaf_modules import HELD
 from torchloom.shard.optimizer_states import find_owners_by
 
@@ -162,11 +166,32 @@ class Ownership:
                 found[id(unit.param)] = {key: keep(value) for key, value in state.items()}
         return found
 
-    def begin(self) -> None:
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Show the optimizer the weights that this rank owns inside a `with` block, and give all ranks what was written there."""
+        if not self.units or self.is_stepping:
+            yield
+            return
+        without = [unit.param for unit in self.units.values() if unit.param.grad is None]
+        for param in without:
+            param.grad = torch.zeros_like(local_shard(param))  # a gradient travels with each weight
+        try:
+            self.begin(steps_parts=False)
+            yield
+            self.bring_back()
+        finally:
+            self.restore()
+            for param in without:
+                param.grad = None
+
+    def begin(self, *, steps_parts: bool = True) -> None:
         """Bring parameters and gradients to their owners, and show the optimizer these alone. All ranks must call.
 
         The next bucket travels meanwhile. Of an optimizer that may step by parts, all buckets but the last one are stepped here
         and begin to travel back: the others wait for the optimizer's own call.
+
+        Args:
+            steps_parts: False: nothing is stepped here.
         """
         self.restore()
         optimizer = self._known_optimizer()
@@ -181,7 +206,7 @@ class Ownership:
         HELD.update((id(unit.param), unit.param) for unit in self.units.values())
         self._handles = {unit.layout.handle: unit.param.device for unit in present}
         split = list(buckets(present))
-        by_parts = len(split) > 1 and may_step_by_parts(optimizer)
+        by_parts = steps_parts and len(split) > 1 and may_step_by_parts(optimizer)
         for trip in self._arriving(split):
             if by_parts and trip.bucket is not split[-1]:
                 self._step_alone(optimizer, trip.mine)
@@ -301,6 +326,7 @@ def ownership_of(optimizer: Any) -> Ownership:
     known = _KNOWN.get(optimizer)
     if known is None:
         known = _KNOWN[optimizer] = Ownership(optimizer)
+        _switch_as_in_steps(type(optimizer))
     if known.is_stepping:
         return known
     if known.units and not known.layouts <= set(map(id, living_layouts())):
@@ -313,6 +339,28 @@ def ownership_of(optimizer: Any) -> Ownership:
     if known.seen != _params_key(optimizer):
         known.choose(optimizer)
     return known
+
+
+def _switch_as_in_steps(kind: type) -> None:
+    """Let `train()` and `eval()` of a class see what its `step` sees.
+
+    Schedule-free optimizers (Defazio et al., arXiv 2405.15682) write their averages into the weights there, which lie where
+    their states do alone during a step.
+    """
+    for name in ("train", "eval"):
+        method = getattr(kind, name, None)
+        if callable(method) and getattr(method, "__wrapped_by__", None) is not _as_in_steps:
+            setattr(kind, name, _as_in_steps(method))
+
+
+def _as_in_steps(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def switch(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with written_in_slices(optimizer), ownership_of(optimizer).whole(), as_plain_tensors():
+            return method(optimizer, *args, **kwargs)
+
+    vars(switch)["__wrapped_by__"] = _as_in_steps
+    return switch
 
 
 def begin_whole_step(optimizer: Optimizer) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from torchloom.errors import ShardError
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
 from torchloom.shard.shards import join, pad_storage, padded_flat, slice_of
+
+_LIVING: weakref.WeakSet[Slices] = weakref.WeakSet()
 
 
 class Slices:
@@ -50,6 +52,7 @@ class Slices:
         """Data and gradient of each parameter that is a slice now."""
         self.is_published = True
         """Whether all ranks have what the last step has written."""
+        _LIVING.add(self)
 
     def prepare(self) -> None:
         """Give each weight that has been given new data a padded storage of its own.
@@ -121,6 +124,15 @@ class Slices:
             yield
         finally:
             self.leave()
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Let each parameter be this rank's slice inside a `with` block, and give all ranks what was written there."""
+        self.settle()
+        self.take({})
+        self.is_published = False
+        yield
+        self.settle()
 
     def begin(self) -> None:
         """Let parameters and their averaged gradients be this rank's slices, until `settle`."""
@@ -210,6 +222,20 @@ def end_step(optimizer: Optimizer) -> None:
     """Make the parameters that a loop's optimizer has stepped whole again. All ranks must call."""
     for slices in _stepped_by(optimizer):
         slices.settle()
+
+
+@contextmanager
+def written_in_slices(optimizer: Optimizer) -> Iterator[None]:
+    """Let parameters be slices inside a `with` block, in which an optimizer writes into them outside of a step.
+
+    All ranks must enter and leave it.
+    """
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    with ExitStack() as stack:
+        for each in list(_LIVING):
+            if any(id(param) in held for param in each.params.values()):
+                stack.enter_context(each.written())
+        yield
 
 
 leave_alone(begin_step, "it changes what parameters hold")

@@ -7,7 +7,7 @@ has three ways to write into it, and each is looked at where it can be seen:
     F.embedding(..., max_norm) compiled: the captured graph and the counters of its fake tensors, before
                                it is compiled
     weight.data.clamp_(),      they leave no trace in a counter, so the code of `forward` is read when the
-    weight.data = ...          model is sharded
+    weight.data = ...          model is sharded, and that of the methods that it calls
 
 Outside of a forward pass, between two steps, modules hand out a `WeightCopy`. Where the parameter is whole on each rank,
 writes and hooks go to the parameter itself. Where it is a shard, what is written into a value of `state_dict()`, on all
@@ -17,8 +17,10 @@ ranks, is cut into the shard; through `module.weight` it is refused, as ranks ma
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -162,20 +164,46 @@ def check_code(model: nn.Module, layout: Layout) -> None:
 
 
 def _written_through_data(kind: type[nn.Module], attrs: Collection[str]) -> list[str]:
-    code = getattr(getattr(kind, "forward", None), "__code__", None)
-    if code is None:
-        return []
     found: list[str] = []
-    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
-    for one, two, three in zip(steps, steps[1:], [*steps[2:], None], strict=False):
-        if not one.opname.startswith("LOAD_ATTR") or one.argval not in attrs:
-            continue
-        assigns = two.opname == "STORE_ATTR" and two.argval == "data"
-        reads = two.opname.startswith("LOAD_ATTR") and two.argval == "data"
-        method = str(three.argval) if three is not None and reads else ""
-        if assigns or is_in_place_name(method):
-            found.append(one.argval)
+    for code in _code_of_forward(kind):
+        steps = _instructions(code)
+        for one, two, three in zip(steps, steps[1:], [*steps[2:], None], strict=False):
+            if not one.opname.startswith("LOAD_ATTR") or one.argval not in attrs:
+                continue
+            assigns = two.opname == "STORE_ATTR" and two.argval == "data"
+            reads = two.opname.startswith("LOAD_ATTR") and two.argval == "data"
+            method = str(three.argval) if three is not None and reads else ""
+            if assigns or is_in_place_name(method):
+                found.append(one.argval)
     return found
+
+
+def _code_of_forward(kind: type[nn.Module]) -> list[CodeType]:
+    """Return the code of a module's forward and of the methods that it calls of `self` and of its bases."""
+    found: dict[CodeType, None] = {}
+    names = ["forward"]
+    for name in names:  # grows
+        for base in kind.__mro__:
+            code = getattr(vars(base).get(name), "__code__", None)
+            if code is None:
+                continue
+            found[code] = None
+            steps = _instructions(code)
+            names += [
+                two.argval
+                for one, two in itertools.pairwise(steps)
+                if one.opname.startswith("LOAD_FAST")
+                and (one.argval,) == code.co_varnames[:1]
+                and two.opname.startswith(("LOAD_METHOD", "LOAD_ATTR"))
+                and two.argval not in names
+            ]
+            if "super" not in code.co_names:
+                break
+    return list(found)
+
+
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
 
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
