@@ -196,9 +196,9 @@ def _digest_us(num: int) -> float:
     before = int(stat.read_text().split()[0])
     last = "reduction of blocks.7.feed_forward.down.weight, 2883584 bytes, in step 12"
     for step in range(num):
-        wire.send(kind="digest", channel="2x1#0", step=step, digest=0x5EED, last=last)
+        wire.send(kind="digest", of=f"2x1#0 {step}", state=0x5EED, words=last, step=step)
     deadline = time.monotonic() + 60.0
-    while hub._num_digests.get((0, "2x1#0"), 0) < num and time.monotonic() < deadline:
+    while ("digest", f"2x1#0 {num - 1}") not in hub._said and time.monotonic() < deadline:
         time.sleep(0.01)
     spent = int(stat.read_text().split()[0]) - before
     wire.close()
