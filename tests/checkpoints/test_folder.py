@@ -15,7 +15,7 @@ from support.runs import assert_equal, make_engine, train, weights
 from torchloom.checkpoints import choose as choosing
 from torchloom.checkpoints import folder
 from torchloom.checkpoints import write as writing
-from torchloom.checkpoints.together import Together
+from torchloom.checkpoints.rank_task import RankTask
 from torchloom.errors import CheckpointError, PeerLostError
 
 BAD_TAGS = [
@@ -288,13 +288,13 @@ def test_killed_while_a_tag_is_replaced(who, exchanges, tmp_path, monkeypatch) -
 def test_a_rank_that_leaves_a_task_while_others_wait() -> None:
     def fn(rank):
         if rank == 1:
-            with suppress(KeyError), Together(rank, 2, "work") as ranks:
+            with suppress(KeyError), RankTask(rank, 2, "work") as ranks:
                 ranks.texts("1")
                 raise KeyError
             return "left"
         with (
             pytest.raises(PeerLostError, match="rank 1 has left"),
-            Together(rank, 2, "work") as ranks,
+            RankTask(rank, 2, "work") as ranks,
         ):
             assert ranks.texts("0") == ["0", "1"]
             ranks.texts("0")

@@ -16,7 +16,7 @@ from torchloom.checkpoints.manifest import (
     check_names,
     read_manifest,
 )
-from torchloom.checkpoints.together import Together
+from torchloom.checkpoints.rank_task import RankTask
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 
@@ -109,7 +109,7 @@ def prune(root: Path, keep: int) -> None:
         whole += not check_names(each.path, each.manifest)
 
 
-def choose(root: Path, tag: str | None, ranks: Together) -> Path:
+def choose(root: Path, tag: str | None, ranks: RankTask) -> Path:
     """Return the checkpoint to load, verified on all ranks.
 
     Args:
@@ -144,7 +144,7 @@ def choose(root: Path, tag: str | None, ranks: Together) -> Path:
     raise CheckpointError(f"{failure}: {'; '.join(passed[:_SHOWN])}")
 
 
-def _verify_together(path: Path, ranks: Together) -> list[str]:
+def _verify_together(path: Path, ranks: RankTask) -> list[str]:
     """Return what is wrong, the same on all ranks."""
     told = ranks.together(
         f"checkpoint {str(path)!r} cannot be verified",

@@ -20,8 +20,8 @@ from torchloom.checkpoints.deepspeed_files import (
 from torchloom.checkpoints.engine_values import Counters
 from torchloom.checkpoints.folder import check_tag
 from torchloom.checkpoints.lock import FOLDERS
+from torchloom.checkpoints.rank_task import RankTask
 from torchloom.checkpoints.snapshot import EngineSnapshot
-from torchloom.checkpoints.together import Together
 from torchloom.checkpoints.values import Value, add_state, value_of
 from torchloom.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError, first_line
@@ -78,7 +78,7 @@ def import_deepspeed(source: Path, target: Path, tag: str | None = None) -> Impo
     owner = object()
     try:
         request = Request(target.absolute(), check_tag(files.path.name))
-        write(snapshot, request, owner, Together(0, 1, "import"))
+        write(snapshot, request, owner, RankTask(0, 1, "import"))
     finally:
         FOLDERS.release(owner)
     return Imported(target / files.path.name, snapshot.facts, notes)

@@ -28,6 +28,7 @@ from torchloom.checkpoints.engine_values import (
     set_generators,
 )
 from torchloom.checkpoints.manifest import reading
+from torchloom.checkpoints.rank_task import RankTask, answers, attempt
 from torchloom.checkpoints.restore_tensors import (
     Write,
     check_same_model,
@@ -40,7 +41,6 @@ from torchloom.checkpoints.restore_tensors import (
     read_weights,
     whole_weights,
 )
-from torchloom.checkpoints.together import Together, answers, attempt
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 from torchloom.shard import layout_of
@@ -83,7 +83,7 @@ class _Prepared:
 
 
 def load(
-    engine: Trained, root: Path, tag: str | None, options: LoadOptions, ranks: Together
+    engine: Trained, root: Path, tag: str | None, options: LoadOptions, ranks: RankTask
 ) -> Loaded:
     """Verify, read on all ranks, then write into the engine; see `Engine.load_checkpoint`.
 

@@ -25,9 +25,9 @@ from torchloom.checkpoints import snapshot
 from torchloom.checkpoints.engine_values import Counters, Trained
 from torchloom.checkpoints.folder import check_tag
 from torchloom.checkpoints.lock import FOLDERS
+from torchloom.checkpoints.rank_task import RankTask, answers, attempt
 from torchloom.checkpoints.restore import Loaded, LoadOptions, load
 from torchloom.checkpoints.snapshot import EngineSnapshot
-from torchloom.checkpoints.together import Together, answers, attempt
 from torchloom.checkpoints.write import Request, write
 from torchloom.errors import CheckpointError
 from torchloom.exchange import Agreement
@@ -40,11 +40,11 @@ class _Pending(NamedTuple):
     """A save in the background."""
 
     done: Future[None]
-    ranks: Together
+    ranks: RankTask
 
 
 def _write_in_background(
-    state: EngineSnapshot, request: Request, owner: object, ranks: Together
+    state: EngineSnapshot, request: Request, owner: object, ranks: RankTask
 ) -> None:
     try:
         with ranks:
@@ -230,7 +230,7 @@ class Checkpoints:
             torch.cuda.synchronize(device)
         return staged
 
-    def _together(self, what: str, failure: str, action: Callable[[], dict[str, Any]]) -> Together:
+    def _together(self, what: str, failure: str, action: Callable[[], dict[str, Any]]) -> RankTask:
         """Let all ranks ask for the same; return what they go on with.
 
         Raises:
@@ -252,4 +252,4 @@ class Checkpoints:
                     f"{failure}: the ranks were asked for different ones ({sides}): pass the same "
                     "arguments on every rank"
                 )
-        return Together(agreement.rank, agreement.world_size, told[0]["name"])
+        return RankTask(agreement.rank, agreement.world_size, told[0]["name"])

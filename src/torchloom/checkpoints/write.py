@@ -33,8 +33,8 @@ from torchloom.checkpoints.contents import (
 )
 from torchloom.checkpoints.lock import FOLDERS
 from torchloom.checkpoints.manifest import NAME, Manifest, Sums, write_summed
+from torchloom.checkpoints.rank_task import RankTask
 from torchloom.checkpoints.snapshot import OWNED, EngineSnapshot
-from torchloom.checkpoints.together import Together
 from torchloom.errors import CheckpointError
 from torchloom.files import sync_folder, write_whole
 from torchloom.log import get_logger
@@ -59,7 +59,7 @@ class Request:
         return f"checkpoint {self.tag!r} cannot be saved into {str(self.root)!r}"
 
 
-def write(snapshot: EngineSnapshot, request: Request, owner: object, ranks: Together) -> None:
+def write(snapshot: EngineSnapshot, request: Request, owner: object, ranks: RankTask) -> None:
     """Write a checkpoint; all ranks call, and all return or raise.
 
     Args:

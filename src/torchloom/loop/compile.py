@@ -27,6 +27,7 @@ from torchloom.loop.clip import take_norm
 from torchloom.loop.elementwise import may_step_by_parts
 from torchloom.loop.offloads import Offloads
 from torchloom.loop.optimizer_hooks import after_steps_of
+from torchloom.loop.optimizer_list import StepsInTurn, members_of
 from torchloom.loop.optimizers import config_facts
 from torchloom.loop.owner_memory import memory_of
 from torchloom.loop.ownership import ownership_of
@@ -34,7 +35,6 @@ from torchloom.loop.plan_check import PlanCheck, standing_bytes
 from torchloom.loop.shard_model import ConfigSource, log_notes, warn_of_monitors
 from torchloom.loop.slices import as_slices
 from torchloom.loop.step_log import StepLog, Work
-from torchloom.loop.together import Beside, members_of
 from torchloom.loop.trackers import LogMetrics, Tracker, tracker_of
 from torchloom.memory.measure import device_bytes
 from torchloom.pipeline import CompileSession, PassItem, Schedule
@@ -108,7 +108,7 @@ def compile_model(
     stepping: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     stepping = [each for each in stepping if each is not None]
     _check(settings, model, stepping)
-    known: Any = Beside(stepping) if len(stepping) > 1 else next(iter(stepping), None)
+    known: Any = StepsInTurn(stepping) if len(stepping) > 1 else next(iter(stepping), None)
     comm = lookup(layout.handle)
     agreement = new_agreement(dist.get_rank(), dist.get_world_size())
     agreement.check_facts(
@@ -291,7 +291,7 @@ class LoopSteps:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | Beside | None,
+        optimizer: Optimizer | StepsInTurn | None,
         comm: Communicator,
         device: torch.device,
         *,

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom._torch.subclasses import is_inside_step
 from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
-from torchloom.loop.alone import joins_parameters, witnesses_of
+from torchloom.loop.coupling import joins_parameters, witnesses_of
 from torchloom.loop.owned_params import check_steps_alone, has_engine
 from torchloom.loop.ownership import begin_whole_step, end_whole_step, ownership_of
 from torchloom.loop.slices import begin_step, call_closure_first, end_step

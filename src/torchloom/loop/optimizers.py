@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torchloom.config import Config, OptimizerConfig, thawed_map
 from torchloom.errors import ConfigError, EngineError
 from torchloom.loop.elementwise import needs_closure
+from torchloom.loop.optimizer_list import OptimizerList
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.ownership import ownership_of
-from torchloom.loop.together import Together
 from torchloom.shard import ParamSpec
 from torchloom.shard.optimizer_states import cut_held
 
@@ -47,7 +47,7 @@ def make_optimizer(
         ConfigError: the optimizer does not take the configured arguments.
     """
     if isinstance(optimizer, Sequence):
-        optimizer = Together([_over_leaves(each, local) for each in optimizer])
+        optimizer = OptimizerList([_over_leaves(each, local) for each in optimizer])
     if isinstance(optimizer, Optimizer):
         made: Optimizer | None = _over_leaves(optimizer, local)
     else:
@@ -94,7 +94,7 @@ def _configured(config: OptimizerConfig, groups: Groups, local: OwnedParams) -> 
         raise ConfigError(f"optimizer.params: {config.name}: {error}") from error
 
 
-class MuonWithAuxAdam(Together):
+class MuonWithAuxAdam(OptimizerList):
     """What `"optimizer": {"type": "Muon"}` makes, by the name of DeepSpeed's class; its groups say `use_muon`, as there."""
 
 
@@ -141,7 +141,7 @@ def complete_momentum(optimizer: Optimizer) -> None:
     A fused SGD fails if some parameters of a group have momentum and others have none (torch 2.11-2.13).
     Without dampening, one step from zero momentum gives the gradient, which is what SGD starts with.
     """
-    for each in optimizer.linked() if isinstance(optimizer, Together) else ():
+    for each in optimizer.linked() if isinstance(optimizer, OptimizerList) else ():
         complete_momentum(each)
     if type(optimizer) is not torch.optim.SGD:
         return

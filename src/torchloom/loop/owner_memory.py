@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from torchloom.costs import CostTable, Stopwatch, collective_us
 from torchloom.log import get_logger
-from torchloom.loop.alone import held_beside
+from torchloom.loop.coupling import held_beside
 from torchloom.loop.elementwise import may_step_by_parts, step_without_hooks
+from torchloom.loop.optimizer_list import members_of
 from torchloom.loop.owner_exchanges import buckets
 from torchloom.loop.owners import Unit
 from torchloom.loop.ownership import Ownership, ownership_of
-from torchloom.loop.together import members_of
 from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
 from torchloom.runtime.base import Pending

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchloom.events import OwnersChosen
 from torchloom.loop.elementwise import is_known
-from torchloom.loop.together import Together
+from torchloom.loop.optimizer_list import OptimizerList
 from torchloom.shard import Layout, ParamSpec, divided_by_id
 from torchloom.shard.shards import valid_numel
 
@@ -77,7 +77,7 @@ def owners_chosen(optimizer: Any, units: Mapping[int, Unit]) -> tuple[OwnersChos
         optimizer: over parameters of sharded models.
         units: what it sees whole, by the id of the parameter.
     """
-    members = optimizer.linked() if isinstance(optimizer, Together) else [optimizer]
+    members = optimizer.linked() if isinstance(optimizer, OptimizerList) else [optimizer]
     return tuple(_chosen(each, units) for each in members)
 
 

@@ -35,7 +35,7 @@ from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
-from torchloom.loop.alone import counts_parts, joins_parameters, numbers_key
+from torchloom.loop.coupling import counts_parts, joins_parameters, numbers_key
 from torchloom.loop.elementwise import (
     check_may_divide,
     counts_elements,

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchloom.errors import EngineError
-from torchloom.loop.alone import counts_parts, numbers_key
+from torchloom.loop.coupling import counts_parts, numbers_key
 from torchloom.loop.elementwise import has_step_hooks, may_step_by_parts
 from torchloom.loop.owners import Unit
 from torchloom.loop.ownership import ownership_of

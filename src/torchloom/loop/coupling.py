@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import EngineError
 from torchloom.loop.elementwise import is_known
-from torchloom.loop.together import Together
+from torchloom.loop.optimizer_list import OptimizerList
 from torchloom.shard import divided_by_id
 
 _STEPS = 3
@@ -55,13 +55,13 @@ def witnesses_of(optimizer: Optimizer) -> list[Witness]:
     Args:
         optimizer: about to step; neither it nor its parameters change.
     """
-    members = optimizer.linked() if isinstance(optimizer, Together) else [optimizer]
+    members = optimizer.linked() if isinstance(optimizer, OptimizerList) else [optimizer]
     return [found for each in members for found in _witness(each)]
 
 
 def held_beside(optimizer: Optimizer) -> list[Tensor]:
     """Return tensors such as those that witnesses hold while an optimizer steps, for a trial of its memory."""
-    members = optimizer.linked() if isinstance(optimizer, Together) else [optimizer]
+    members = optimizer.linked() if isinstance(optimizer, OptimizerList) else [optimizer]
     held = []
     for each in members:
         params = [param for group in each.param_groups for param in group["params"]]

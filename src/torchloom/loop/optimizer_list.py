@@ -1,7 +1,7 @@
 """Several optimizers of one model as one: Muon for matrices and AdamW for the rest, say.
 
-Together   steps them: of an engine
-Beside     reads them: of a loop that steps each itself
+OptimizerList   steps them: of an engine
+StepsInTurn     reads them: of a loop that steps each itself
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchloom.errors import EngineError
 from torchloom.loop.elementwise import is_elementwise
 
 
-class Together(Optimizer):
+class OptimizerList(Optimizer):
     """Steps several optimizers; their groups, in order, are its own, and they share one `state`.
 
     Schedules, checkpoints and loops so see one optimizer. Groups whose optimizer is elementwise are declared so.
@@ -71,7 +71,7 @@ class Together(Optimizer):
         return self.optimizers
 
 
-class Beside:
+class StepsInTurn:
     """Several optimizers that a loop steps one after the other, read as one.
 
     Args:
@@ -94,5 +94,5 @@ class Beside:
 
 def members_of(optimizer: Any) -> list[Any]:
     """Return the optimizers that are stepped each by itself, without what frameworks wrap around them."""
-    found = optimizer.optimizers if isinstance(optimizer, Beside) else [optimizer]
+    found = optimizer.optimizers if isinstance(optimizer, StepsInTurn) else [optimizer]
     return [getattr(each, "optimizer", each) for each in found if each is not None]

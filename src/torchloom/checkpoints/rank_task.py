@@ -24,7 +24,7 @@ _FAREWELL_S = 5.0
 
 
 @final
-class Together:
+class RankTask:
     """One task of all ranks, as a `with` block.
 
     Args:
@@ -49,7 +49,7 @@ class Together:
                 watch=self,
             )
 
-    def __enter__(self) -> Together:
+    def __enter__(self) -> RankTask:
         return self
 
     @hushed_store()
