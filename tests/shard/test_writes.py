@@ -82,6 +82,41 @@ class DataIsWritten(_Writes):
         return super().forward(x)
 
 
+class Halves(Layer):
+    """By a statement, not a method."""
+
+    def touch(self):
+        self.weight.data *= 0.5
+
+
+class OfChild(Layer):
+    """A part of another module's `data`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.weight.data[:2] = 0.25
+        return super().forward(self.inner(x))
+
+
+class Hooked(Layer):
+    """`data` is another tensor while a module runs, as where weights are rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.inner.register_forward_pre_hook(self.round)
+
+    @staticmethod
+    def round(module: nn.Module, args: object) -> None:
+        module.weight.data = (module.weight.data * 16).round() / 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.inner(x))
+
+
 class Renormed(nn.Module):
     """The name of an embedding's operator does not tell that it writes."""
 
@@ -122,6 +157,7 @@ class Out(Functional):
 
 BY_OPERATOR = [Renormed, Bagged, Functional, Out]
 BY_CODE = [Clamps, Indexes, Initializes, Foreach, Views, DataIsAssigned, DataIsWritten]
+BY_CODE += [Halves, OfChild, Hooked]
 
 
 class Innocent(Layer):
@@ -141,6 +177,7 @@ class Innocent(Layer):
         x = F.linear(x, weight, self.bias) * 2.0
         x[0] = 0.0
         x /= 1 + norm
+        x[:] = x + 0 * self.bias.data
         return x.square().mean()
 
 

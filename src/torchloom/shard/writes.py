@@ -7,7 +7,7 @@ has three ways to write into it, and each is looked at where it can be seen:
     F.embedding(..., max_norm) compiled: the captured graph and the counters of its fake tensors, before
                                it is compiled
     weight.data.clamp_(),      they leave no trace in a counter, so the code of `forward` is read when the
-    weight.data = ...          model is sharded, and that of the methods that it calls
+    weight.data = ...          model is sharded, and that of the methods that it calls and of hooks
 
 Outside of a forward pass, between two steps, modules hand out a `WeightCopy`. Where the parameter is whole on each rank,
 writes and hooks go to the parameter itself. Where it is a shard, what is written into a value of `state_dict()`, on all
@@ -17,10 +17,11 @@ ranks, is cut into the shard; through `module.weight` it is refused, as ranks ma
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, fx, nn
 
 from torchloom import ops
 from torchloom._torch import modes
+from torchloom._torch.module_calls import forward_hooks
 from torchloom._torch.subclasses import as_plain_tensors
 from torchloom.errors import ShardError
 from torchloom.graph import args_of, find, is_in_place_name, written
@@ -145,41 +147,74 @@ def check_code(model: nn.Module, layout: Layout) -> None:
         ShardError: it does.
     """
     modules = dict(model.named_modules())
+    code_of = functools.cache(_code_of_forward)
     copied = {
         (owner.module, owner.attr): spec.name
         for spec in layout
         if spec.mode != "whole" or spec.compute_dtype != spec.dtype
         for owner in spec.owners
     }
-    by_module: dict[str, set[str]] = {}
-    for path, attr in copied:
-        by_module.setdefault(path, set()).add(attr)
     written = {
-        copied[path, attr]
-        for path, attrs in by_module.items()
-        for attr in _written_through_data(type(modules[path]), attrs)
+        copied[key]
+        for path, module in modules.items()
+        for code, root in [*code_of(type(module)), *_code_of_hooks(module)]
+        for inner, attr in _written_through_data(code, root)
+        if (key := (f"{path}.{inner}".strip("."), attr)) in copied
     }
     if written:
         raise lost(written)
 
 
-def _written_through_data(kind: type[nn.Module], attrs: Collection[str]) -> list[str]:
-    found: list[str] = []
-    for code in _code_of_forward(kind):
-        steps = _instructions(code)
-        for one, two, three in zip(steps, steps[1:], [*steps[2:], None], strict=False):
-            if not one.opname.startswith("LOAD_ATTR") or one.argval not in attrs:
-                continue
-            assigns = two.opname == "STORE_ATTR" and two.argval == "data"
-            reads = two.opname.startswith("LOAD_ATTR") and two.argval == "data"
-            method = str(three.argval) if three is not None and reads else ""
-            if assigns or is_in_place_name(method):
-                found.append(one.argval)
+@functools.cache
+def _written_through_data(code: CodeType, root: str) -> list[tuple[str, str]]:
+    """Return what code writes through `data` of weights of a module: by path from it, and name.
+
+    Args:
+        code: of a function.
+        root: the variable that holds the module.
+    """
+    found: list[tuple[str, str]] = []
+    steps = _instructions(code)
+    for start, first in enumerate(steps):
+        if not first.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) or first.argval != root:
+            continue
+        names = [
+            each.argval
+            for each in itertools.takewhile(
+                lambda each: each.opname.startswith("LOAD_ATTR"), steps[start + 1 :]
+            )
+        ]
+        rest = steps[start + 1 + len(names) :]
+        is_written = rest[0].opname == "STORE_ATTR" and rest[0].argval == "data"
+        if rest[0].opname in ("COPY", "DUP_TOP"):  # weight.data *= 2
+            is_written = rest[1].opname.startswith("LOAD_ATTR") and rest[1].argval == "data"
+        elif "data" in names:
+            behind = names[names.index("data") + 1 :]  # calls as well, since Python 3.12
+            del names[names.index("data") :]
+            last = next(each for each in rest if each.opname not in _OF_INDICES)
+            called = behind or [str(last.argval)]
+            is_written = is_in_place_name(called[0]) or (not behind and last.opname in _STORES)
+        if is_written and names:
+            found.append((".".join(names[:-1]), names[-1]))
     return found
 
 
-def _code_of_forward(kind: type[nn.Module]) -> list[CodeType]:
-    """Return the code of a module's forward and of the methods that it calls of `self` and of its bases."""
+_OF_INDICES = {"LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "BINARY_SUBSCR"}
+_OF_INDICES |= {"BINARY_SLICE"}
+_STORES = ("STORE_SUBSCR", "STORE_SLICE")
+
+
+def _code_of_hooks(module: nn.Module) -> Iterator[tuple[CodeType, str]]:
+    """Yield the code of hooks around a module's forward, and the variable that holds the module."""
+    for hook in forward_hooks(module):
+        code = getattr(hook, "__code__", None)
+        place = int(isinstance(hook, MethodType))
+        if code is not None and len(code.co_varnames) > place:
+            yield code, code.co_varnames[place]
+
+
+def _code_of_forward(kind: type[nn.Module]) -> list[tuple[CodeType, str]]:
+    """Return the code of a module's forward and of the methods that it calls of `self` and of its bases, with `self`'s name."""
     found: dict[CodeType, None] = {}
     names = ["forward"]
     for name in names:  # grows
@@ -199,7 +234,7 @@ def _code_of_forward(kind: type[nn.Module]) -> list[CodeType]:
             ]
             if "super" not in code.co_names:
                 break
-    return list(found)
+    return [(code, code.co_varnames[0]) for code in found if code.co_varnames]
 
 
 def _instructions(code: CodeType) -> list[dis.Instruction]:
