@@ -415,8 +415,6 @@ ELSEWHERE: dict[str, str] = {
         "faults/test_meeting.py::test_a_rank_that_never_comes_is_named",
     "faults/test_ranks_that_recompile_alone.py::test_a_rank_that_has_met_too_many_sizes_says_so":
         "faults/test_ranks_that_recompile_alone.py::test_one_rank_alone_recompiles",
-    "numerics/test_regions.py::test_inductor_takes_tensors_as_they_lie":
-        "engine/test_regions.py::test_a_body_is_traced_once_split_once_and_lowered_twice",
     "integrations/test_accelerate.py::test_other_loops_equal_ddp":
         "integrations/test_accelerate.py::test_a_loop_equals_ddp_and_goes_on_from_its_files",
     "integrations/test_trainer.py::test_other_runs_equal_ddp":

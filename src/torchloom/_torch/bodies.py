@@ -293,8 +293,9 @@ def _lowered_body(parent: Any, name: str, graph_module: fx.GraphModule) -> Any:
     # Without these two, Inductor may pad results or choose another order of their dims.
     output.meta["user_visible_output_idxs"] = range(len(results))
     output.meta["original_output_strides"] = [each.meta["val"].stride() for each in results]
-    graph = parent.make_subgraph(gm=graph_module, example_inputs=values, subgraph_name=name)
-    with _nothing_donated(), V.set_graph_handler(graph):
+    with _nothing_donated():  # read when the object is made
+        graph = parent.make_subgraph(gm=graph_module, example_inputs=values, subgraph_name=name)
+    with V.set_graph_handler(graph):
         graph.run(*values)
     PHASE.get()("rest")
     for node, made, wanted in zip(results, graph.graph_outputs, layouts, strict=True):

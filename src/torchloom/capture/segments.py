@@ -9,13 +9,15 @@ Inductor, so a norm behind the layers is fused as ever.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import UserList
 from collections.abc import Iterator, Sequence
 
-from torch import fx
+from torch import Tensor, fx
 
 from torchloom._torch.bodies import Segment, lower_segment
+from torchloom._torch.tensors import layout_hint
 from torchloom.graph import args_of
 from torchloom.ops import gather_start, reduce_start, sync_start, wait_
 from torchloom.ops.regions import half_of_node, inputs_of, is_call_of_body
@@ -102,7 +104,7 @@ def _code(
     lines = [f"{names}, = args", "args.clear()"]
     for node in nodes:
         if is_call_of_body(node):  # the body frees what it is given
-            lines += [f"args = {[*inputs_of(node)]}", *sorted(dropped[node])]
+            lines += [f"args = [{', '.join(_given(node))}]", *sorted(dropped[node])]
             lines.append(f"{node} = {half_of_node(node).name}(args)")
             continue
         if node.target is operator.getitem:
@@ -111,3 +113,27 @@ def _code(
             lines.append(f"{node} = torch.ops.{node.target}{tuple(args_of(node))}")
         lines += sorted(dropped[node])
     return [*lines, f"return {list(outputs)}"]
+
+
+def _given(call: fx.Node) -> Iterator[str]:
+    """Yield the text of each input of a call, laid out as the code of the body takes it: that of the first of equal layers."""
+    graph = half_of_node(call).graph_module.graph
+    for each, taken in zip(inputs_of(call), graph.find_nodes(op="placeholder"), strict=True):
+        order = _dims_by_stride(taken)
+        if order is None or order == _dims_by_stride(each):
+            yield str(each)
+        else:
+            back = sorted(range(len(order)), key=order.__getitem__)
+            yield f"{each}.permute({order}).contiguous().permute({back})"
+
+
+def _dims_by_stride(node: fx.Node) -> list[int] | None:
+    """Return the dims of a tensor from the outermost to the innermost; None of what has holes, or is no tensor."""
+    value = node.meta["val"]
+    if not isinstance(value, Tensor):
+        return None
+    shape, strides, length = layout_hint(value)
+    if math.prod(shape) != length:
+        return None
+    # Dims of one element lie anywhere, and make no difference.
+    return sorted(range(len(shape)), key=lambda dim: (shape[dim] == 1, -strides[dim]))
