@@ -204,6 +204,16 @@ def own_error(error: BaseException | None) -> TorchloomError | None:
     return next((each for each in causes(error) if isinstance(each, TorchloomError)), None)
 
 
+def program_error(error: BaseException) -> BaseException:
+    """Return the error of the program that Dynamo met while it traced; Dynamo's own say only where."""
+    while type(error).__module__ == "torch._dynamo.exc":
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
 def first_line(error: BaseException) -> str:
     """Return the beginning of an error's message; of one without a message, the name of its class."""
     lines = str(error).strip().splitlines()

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from torchloom import envs
-from torchloom.errors import TorchloomError
+from torchloom.errors import TorchloomError, program_error
 from torchloom.files import write_whole
 from torchloom.position import POSITION
 
@@ -41,7 +41,6 @@ _COMPILED = "/torchinductor_"
 _DISTRIBUTED = f"{_TORCH}/distributed/"
 _CONNECTION = "gloo/transport"
 """In the message of each error of gloo's that is about a connection: the file that raised it."""
-_DYNAMO = "torch._dynamo.exc"
 _TELLS_TWICE = "torch._subclasses.fake_tensor"
 """A logger of torch's that prints the stack of an error that is then raised as well (2.11-2.13)."""
 _HANDED_ON = "Original Traceback"
@@ -95,7 +94,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     call = _broken_call(error, trace)
     if _ENDING.explain is not None and call and isinstance(error, RuntimeError):
         error = _ENDING.explain(call, error)
-    first = _first(_cause(error))
+    first = program_error(_cause(error))
     said = _first_line(first)
     _ENDING.how = f"has failed with {type(first).__name__}" + (f": {said}" if said else "")
     is_told = isinstance(first, TorchloomError) or envs.is_launched() or _ENDING.explain
@@ -122,16 +121,6 @@ def _cause(error: BaseException) -> BaseException:
     """Return what a compiler backend raised, where torch.compile has wrapped it."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, BaseException) else error
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return the error of the program that Dynamo met while it traced; Dynamo's own say only where."""
-    while type(error).__module__ == _DYNAMO:
-        inner = error.__cause__ or error.__context__
-        if inner is None:
-            break
-        error = inner
-    return error
 
 
 def tell_at_the_end(tell: Callable[[str], None], explain: Explain) -> None:

@@ -56,6 +56,9 @@ class ByRows(ScheduleFree):
         )
         super().update(param, group, state)
 
+    def eval(self) -> None:
+        super().eval()
+
 
 def model_of() -> nn.Module:
     torch.manual_seed(0)

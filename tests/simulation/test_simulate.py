@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ from torchloom.cli import make_app
 from torchloom.costs import NETWORKS, CostTable, collective_us, device_row
 from torchloom.costs.collectives import network_row
 from torchloom.costs.store import table_from_json, table_to_json
-from torchloom.errors import ConfigError, PlanError
+from torchloom.errors import ConfigError, PlanError, TorchloomError
 from torchloom.loop.plan_check import foretold
 from torchloom.memory import measure_peak
 from torchloom.recipes.train.model import Llama, LlamaConfig
@@ -337,6 +338,41 @@ def test_a_function_that_takes_other_arguments() -> None:
         ConfigError, match=r"make does not take .*'seq_len'.*def make\(batch, seq_len\)"
     ):
         simulated_model(make, 2, 24)
+
+
+WRONG_MODELS = """
+import torch
+def linear(batch, seq_len):
+    return torch.nn.Linear(4, 4), (torch.zeros(batch, 4),)
+def total(batch, seq_len):
+    class Total(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).sum()
+    return Total(4, 4), (torch.zeros(batch, 4),)
+"""
+
+
+def test_errors_of_the_command_say_what_where_and_what_to_do(tmp_path) -> None:
+    heads = {"num_attention_heads": 5, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "vocab_size": 30, **heads}
+    record = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    file = tmp_path / "wrong_models.py"
+    file.write_text(WRONG_MODELS)
+    said = {
+        (
+            str(tmp_path),
+        ): rf"^{tmp_path.name} does not run at \S+:\d+ in .*length 4.*sizes in its config",
+        (f"{file}:linear",): r"returned a tensor of shape \(1, 4\).*return its loss.* pass loss=",
+        (f"{file}:total", "--budget", "70"): r'is 70 bytes \(.*write a unit, as "70GB"\)',
+        (str(file),): r"names no function: write FILE\.py:function",
+    }
+    for (model, *more), words in said.items():
+        options = ["plan", "simulate", "--world-size", "2", "--seq-len", "8", "--model", model]
+        result = CliRunner().invoke(make_app("plan"), [*options, *more])
+        assert isinstance(result.exception, TorchloomError), result.output
+        assert re.search(words, str(result.exception)), str(result.exception)
+        assert len(str(result.exception).splitlines()) == 1
 
 
 def test_two_levels_of_links() -> None:

@@ -283,7 +283,7 @@ def _once_us(call: Callable[[], None]) -> float:
 
 
 def _collectives(group: dist.ProcessGroup, device: torch.device) -> dict[str, Collective]:
-    """Return collectives of a whole tensor and this rank's part of it, by kind."""
+    """Return collectives of whole tensors and this rank's parts of them, by kind."""
     found = _of_torchloom(get_communicator(group))
     if device.type == "cpu":
         shared = get_communicator(group, symmetric_memory=True)

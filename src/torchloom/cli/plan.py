@@ -168,7 +168,7 @@ def simulate(  # noqa: PLR0913  each is an option of the command
 
 def _model_of(text: str) -> str | Callable[..., Any]:
     """Return the function that `file.py:function` names; other texts as they are."""
-    return load_function(text) if ".py:" in text else text
+    return load_function(text) if ".py:" in text or text.endswith(".py") else text
 
 
 def _config_of(path: Path | None) -> dict[str, Any]:

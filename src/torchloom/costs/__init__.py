@@ -3,7 +3,6 @@
     collectives  a model of the network, and what was measured of it
     roofline     FLOPs and bytes of an operator against the rates of a device: no measurement
     table        measured figures where there are any, the roofline where there are none
-
     stopwatch    code that runs on tensors without data, such as an optimizer's step
 
 Rates are data (`hardware`): a new device is one row. Nothing here runs a user's graph.

@@ -17,6 +17,9 @@ from torchloom.costs.measure import can_measure, measure_node
 from torchloom.costs.roofline import is_computed, roofline_us
 from torchloom.costs.signature import node_key
 
+CORE_SHARE = "core_share"
+"""The figure of a CPU's table that says which part of a core each rank has: operators are timed by a thread's own clock."""
+
 
 @dataclass(kw_only=True)
 class CostTable(CollectiveTimes):
@@ -59,10 +62,6 @@ class CostTable(CollectiveTimes):
                 self.ops[key] = found
                 num_measured += 1
         return num_measured
-
-
-CORE_SHARE = "core_share"
-"""The figure of a CPU's table that says which part of a core each rank has: operators are timed by a thread's own clock."""
 
 
 def load_figure(network: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchloom.engine.losses import loss_in
 from torchloom.engine.state import EngineState
 from torchloom.errors import EngineError
 from torchloom.loop.across_ranks import all_reduce
@@ -93,8 +94,8 @@ def _loss_of(engine: Any, batch: Any) -> Tensor:
         found = engine(*batch)
     else:
         found = engine(batch)
-    loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", found)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    loss = loss_in(found)
+    if loss is None:
         raise EngineError(
             f"train_batch() and eval_batch() need a model that returns its loss, got {type(found).__name__}: "
             "return the loss as one number, or a result with a field `loss`"

@@ -349,7 +349,7 @@ def _switch_as_in_steps(kind: type) -> None:
     """
     for name in ("train", "eval"):
         method = getattr(kind, name, None)
-        if callable(method) and getattr(method, "__wrapped_by__", None) is not _as_in_steps:
+        if callable(method) and not hasattr(method, "sees_shards"):
             setattr(kind, name, _as_in_steps(method))
 
 
@@ -359,7 +359,7 @@ def _as_in_steps(method: Callable[..., Any]) -> Callable[..., Any]:
         with written_in_slices(optimizer), ownership_of(optimizer).whole(), as_plain_tensors():
             return method(optimizer, *args, **kwargs)
 
-    vars(switch)["__wrapped_by__"] = _as_in_steps
+    vars(switch)["sees_shards"] = True
     return switch
 
 

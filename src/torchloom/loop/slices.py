@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -125,15 +125,6 @@ class Slices:
         finally:
             self.leave()
 
-    @contextmanager
-    def written(self) -> Iterator[None]:
-        """Let each parameter be this rank's slice inside a `with` block, and give all ranks what was written there."""
-        self.settle()
-        self.take({})
-        self.is_published = False
-        yield
-        self.settle()
-
     def begin(self) -> None:
         """Let parameters and their averaged gradients be this rank's slices, until `settle`."""
         self.settle()
@@ -230,12 +221,12 @@ def written_in_slices(optimizer: Optimizer) -> Iterator[None]:
 
     All ranks must enter and leave it.
     """
-    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    with ExitStack() as stack:
-        for each in list(_LIVING):
-            if any(id(param) in held for param in each.params.values()):
-                stack.enter_context(each.written())
-        yield
+    found = [each for each in _held_by(optimizer, list(_LIVING)) if each.is_published]
+    for each in found:  # the others are slices already, as where one such method calls another
+        each.begin()
+    yield
+    for each in found:
+        each.settle()
 
 
 leave_alone(begin_step, "it changes what parameters hold")
@@ -271,8 +262,11 @@ def call_closure_first(
 
 
 def _stepped_by(optimizer: Optimizer) -> list[Slices]:
-    living = [slices for model, slices in _OF_MODELS.items() if is_sharded(model)]
-    if not living:
+    return _held_by(optimizer, [each for model, each in _OF_MODELS.items() if is_sharded(model)])
+
+
+def _held_by(optimizer: Optimizer, among: list[Slices]) -> list[Slices]:
+    if not among:
         return []
-    stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    return [each for each in living if any(id(p) in stepped for p in each.params.values())]
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    return [each for each in among if any(id(param) in held for param in each.params.values())]

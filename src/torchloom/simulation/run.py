@@ -28,7 +28,8 @@ from torchloom.config.findings import Findings
 from torchloom.config.source import read
 from torchloom.costs import CostTable, collective_us, device_row, over_network
 from torchloom.costs.collectives import between_copies_us, network_row
-from torchloom.errors import PlanError
+from torchloom.engine.losses import loss_in
+from torchloom.errors import PlanError, TorchloomError, first_line, program_error
 from torchloom.exchange import Agreement
 from torchloom.loop.elementwise import may_step_by_parts
 from torchloom.loop.optimizers import make_optimizer
@@ -242,7 +243,15 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
                     "forward reads values of tensors (a branch by data, .item()), and tensors of a simulation have "
                     "none: simulate the branch that most batches take"
                 ) from error
-            raise
+            first = program_error(error)
+            if first is error or isinstance(first, TorchloomError):
+                raise
+            at = getattr(error, "innermost_user_frame_summary", None)
+            where = "" if at is None else f" at {at.filename}:{at.lineno} in {at.name}"
+            raise PlanError(
+                f"{name or type(module).__name__} does not run{where}: {first_line(first)}: change the sizes in its "
+                "config (heads, widths), its code or its inputs"
+            ) from error
         finally:
             forget_model(module)
 
@@ -268,6 +277,16 @@ def _check_on_meta(module: nn.Module) -> None:
         raise PlanError(
             f"parameter {real!r} has data: pass a function that makes the model, or make it under "
             'torch.device("meta"); nothing of a simulation needs weights'
+        )
+
+
+def _check_loss(result: Any) -> None:
+    if loss_in(result) is None:
+        is_tensor = isinstance(result, Tensor)
+        what = f"tensor of shape {tuple(result.shape)}" if is_tensor else type(result).__name__
+        raise PlanError(
+            f"forward returned a {what}, and backward begins at one number: let the model return its loss, or "
+            "a result with a field `loss`, or pass loss= to torchloom.simulate"
         )
 
 
@@ -329,6 +348,7 @@ def _compiled(
         args, kwargs = _fake_inputs(inputs, device, settings)
         with autocasting(settings.precision, device):
             result = loss(module, *args, **kwargs) if loss else module(*args, **kwargs)
+        _check_loss(result)
         del result
         with local.as_shards():
             update_us = 0.0 if made is None else owned_us(made, table)

@@ -61,8 +61,9 @@ def make_planner(
         return None
     step_bytes = standing.step_bytes + (0 if states is None else states.largest_bytes)
     if budget_bytes is not None and budget_bytes <= standing.base_bytes + step_bytes:
+        unit = ' (a number alone is bytes: write a unit, as "70GB")' if budget_bytes < 1e6 else ""
         raise PlanError(
-            f"infeasible: compile.memory_budget is {budget_bytes:,} bytes, but parameters, "
+            f"infeasible: compile.memory_budget is {budget_bytes:,} bytes{unit}, but parameters, "
             f"gradients and optimizer states of this rank alone hold {standing.base_bytes:,}, and "
             f"its optimizer's step adds {step_bytes:,}. Raise it above their sum, use more "
             "ranks, a higher ZeRO stage, or offload_opt_states"
