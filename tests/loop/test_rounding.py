@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 from unittest import mock
 
@@ -13,9 +14,12 @@ import torchloom
 from support.pool import run_ranks
 from torchloom.config import load_config
 from torchloom.errors import ConfigError
-from torchloom.loop import rounding
-from torchloom.loop.rounding import Rounding, random_bits, stochastic_bf16
-from torchloom.memory import measure_peak, step_memory
+from torchloom.loop import owner_exchanges, rounding
+from torchloom.loop.elementwise import step_without_hooks
+from torchloom.loop.owner_memory import owned_memory
+from torchloom.loop.ownership import Ownership
+from torchloom.loop.rounding import Wide, random_bits, stochastic_bf16
+from torchloom.memory import WorkspaceTable, measure_peak
 from torchloom.shard import full_state_dict
 
 KEY = 3, 7, "head.weight", "exp_avg"
@@ -107,10 +111,18 @@ class Counts(torch.optim.Optimizer):
             param.add_(fast, alpha=-self.param_groups[0]["lr"])
 
 
+def muon_and_adamw(params: Any) -> list[torch.optim.Optimizer]:
+    params = list(params)
+    muon = torch.optim.Muon([p for p in params if p.dim() == 2], lr=2e-3)
+    return [muon, torch.optim.AdamW([p for p in params if p.dim() != 2], lr=1e-3)]
+
+
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3),
     "fused": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, fused=True),
     "own": Counts,
+    "muon": muon_and_adamw,
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
 }
 
 
@@ -157,50 +169,110 @@ def train(engine: Any, steps: range) -> None:
         engine.step()
 
 
-def run(rank: int, stage: int, kind: str, **more: Any) -> tuple[Any, dict[str, Tensor]]:
+def in_engine(stage: int, kind: str, **more: Any) -> tuple[Any, dict[str, Tensor]]:
+    model = build()
     engine, optimizer, *_ = torchloom.initialize(
-        model=build(), optimizer=OPTIMIZERS[kind], config=settings(stage, **more)
+        model=model, optimizer=OPTIMIZERS[kind](model.parameters()), config=settings(stage, **more)
     )
     train(engine, range(5))
     states = [v for state in optimizer.state.values() for v in state.values() if v.dim()]
-    assert states and all(value.dtype == torch.bfloat16 for value in states)
+    assert all(value.dtype == torch.bfloat16 for value in states)
     assert getattr(optimizer, "num_steps", 5) == 5
     return engine, full_state_dict(engine.module)
 
 
-def on_ranks(rank: int, folder: str) -> list[dict[str, Tensor]]:
+class Loop:
+    """A loop of one's own, with what of an engine this file calls."""
+
+    def __init__(self, stage: int, kind: str) -> None:
+        self.module = torchloom.shard_model(build(), config=settings(stage))
+        made = OPTIMIZERS[kind](self.module.parameters())
+        self.optimizers = made if isinstance(made, list) else [made]
+
+    def __call__(self, *given: Tensor) -> Tensor:
+        return self.module(*given)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        for each in self.optimizers:
+            each.step()
+            each.zero_grad()
+
+
+def in_loop(stage: int, kind: str, resumed_at: int | None = None) -> dict[str, Tensor]:
+    """Train five steps; or three, and two by another loop, which loads what torch saves of this one."""
+    loop = Loop(stage, kind)
+    if resumed_at is None:
+        train(loop, range(5))
+        return full_state_dict(loop.module)
+    train(loop, range(3))
+    weights = full_state_dict(loop.module)
+    states = copy.deepcopy(
+        [torchloom.shard.whole_states(each).state_dict() for each in loop.optimizers]
+    )
+    again = Loop(resumed_at, kind)
+    again.module.load_state_dict(weights)
+    for optimizer, state in zip(again.optimizers, states, strict=True):
+        torchloom.shard.whole_states(optimizer).load_state_dict(state)
+    train(again, range(3, 5))
+    return full_state_dict(again.module)
+
+
+def on_ranks(rank: int, folder: str) -> list[tuple[str, dict[str, Tensor]]]:
     found = [
-        run(rank, stage, kind)[1] for kind in OPTIMIZERS for stage in (1, 2, 3)
-    ]  # in order of kinds
-    offload = {"offload_optimizer": {"device": "cpu"}}
-    zero = {"stage": 2, "stage3_param_persistence_threshold": 8, **offload}
-    with mock.patch.object(rounding, "CHUNK_BYTES", 3000):  # a chunk for each matrix
-        found[:0] = [run(rank, 3, "adamw")[1], run(rank, 2, "adamw", zero_optimization=zero)[1]]
-    engine, _ = run(rank, 2, "adamw")
+        (kind, in_engine(stage, kind)[1])
+        for kind in OPTIMIZERS
+        for stage in ((0, 1, 2, 3) if kind in ("adamw", "muon") else (2,))
+    ]
+    found += [("muon", in_loop(stage, "muon")) for stage in (0, 1, 2, 3)]
+    found += [(kind, in_loop(1, kind, resumed_at=3)) for kind in ("adamw", "muon", "adafactor")]
+    zero = {
+        "stage": 2,
+        "stage3_param_persistence_threshold": 8,
+        "offload_optimizer": {"device": "cpu"},
+    }
+    with (  # a chunk, and an exchange, for each matrix
+        mock.patch.object(rounding, "CHUNK_BYTES", 3000),
+        mock.patch.object(owner_exchanges, "BUCKET_BYTES", 300),
+    ):
+        for kind in ("adamw", "muon"):
+            found.append((kind, in_engine(2, kind, zero_optimization=zero)[1]))
+            found += [(kind, each(3, kind)) for each in (lambda *how: in_engine(*how)[1], in_loop)]
+    engine, _ = in_engine(2, "muon")
     engine.save_checkpoint(folder, tag="five")
     train(engine, range(5, 8))
+    model = build()
     again, *_ = torchloom.initialize(
-        model=build(), optimizer=OPTIMIZERS["adamw"], config=settings(3)
+        model=model, optimizer=OPTIMIZERS["muon"](model.parameters()), config=settings(0)
     )
     again.load_checkpoint(folder, tag="five")
     train(again, range(5, 8))
-    return [*found, full_state_dict(engine.module), full_state_dict(again.module)]
+    return [*found, *(("later", full_state_dict(each.module)) for each in (engine, again))]
 
 
 def test_equal_bits_on_any_number_of_ranks_at_any_stage_and_after_a_resume(tmp_path) -> None:
-    first, *others = [
-        rank
+    """In engines and own loops, by shards, owners and whole parameters."""
+    found = [
+        (world_size, index, kind, weights)
         for world_size in (1, 2, 3)
         for rank in run_ranks(world_size, on_ranks, str(tmp_path / str(world_size)))
+        for index, (kind, weights) in enumerate(rank)
     ]
-    kinds = [0, 0, *[0] * 3, *[1] * 3, *[2] * 3, 3, 3]
-    references = {kind: first[kinds.index(kind)] for kind in kinds}
-    for found in (first, *others):
-        for kind, weights in zip(kinds, found, strict=True):
-            for name, each in references[kind].items():
-                assert torch.equal(weights[name], each), (kind, name)
-    for kind, other in ((0, 1), (0, 3)):
-        assert not torch.equal(references[kind]["first.weight"], references[other]["first.weight"])
+    references = {kind: weights for *_, kind, weights in reversed(found)}
+    for world_size, index, kind, weights in found:
+        for name, each in references[kind].items():
+            assert torch.equal(weights[name], each), (world_size, index, kind, name)
+    for kind in references:
+        others = [each["first.weight"] for other, each in references.items() if other != kind]
+        assert not any(torch.equal(references[kind]["first.weight"], each) for each in others)
+
+
+def let_round(params: list[nn.Parameter]) -> None:
+    """Let parameters of no model be rounded."""
+    for param in params:
+        rounding._PLACES[param] = rounding._Place(0, "", param.numel(), 0)
 
 
 def distance(stochastic: bool, dtype: torch.dtype = torch.bfloat16) -> float:
@@ -209,13 +281,12 @@ def distance(stochastic: bool, dtype: torch.dtype = torch.bfloat16) -> float:
     weight = nn.Parameter(torch.ones(2000, dtype=dtype))
     aim = torch.linspace(0.8, 1.2, 2000)
     optimizer = torch.optim.SGD([weight], lr=5e-3)
-    steps = Rounding(0, {})
-    for steps.step in range(400):
+    let_round([weight] * stochastic)
+    for step in range(400):
         weight.grad = (weight.detach().float() - aim).to(dtype)
-        if stochastic:
-            steps.update(optimizer)
-        else:
-            optimizer.step()
+        wide = Wide(optimizer, [weight], step)
+        optimizer.step()
+        wide.end()
     gap = weight.detach().float() - aim
     return float(gap.mean().abs() + gap.abs().mean())
 
@@ -233,43 +304,51 @@ def test_the_plan_counts_the_copies(kind: str) -> None:
     params = [nn.Parameter(torch.randn(n).bfloat16()) for n in (5000, 20011, 300, 7000)]
     how = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
     optimizer = torch.optim.AdamW(params, **how[kind])
-    steps = Rounding(0, {})
+    let_round(params)
+    known = owned_memory(optimizer)
+    assert known is not None
 
-    def by_rounding(twin: Any) -> Any:
-        return lambda: steps.update(twin[0])
+    def step() -> None:
+        ownership = Ownership(optimizer)
+        ownership.begin()
+        step_without_hooks(optimizer)
+        ownership.bring_back()
 
     with mock.patch.object(rounding, "CHUNK_BYTES", 5300 * 16):
-
-        def step() -> None:
-            for param in params:
-                param.grad = torch.ones_like(param)
-            steps.update(optimizer)
-
-        step()
-        peak = step_memory(optimizer, step_of=by_rounding).peak_bytes
         for param in params:
             param.grad = torch.ones_like(param)
-        measured = measure_peak(lambda: steps.update(optimizer)).peak_bytes
-    at_once = step_memory(optimizer, step_of=by_rounding).peak_bytes
+        step()
+        peak = known(WorkspaceTable()).peak_bytes
+        measured = measure_peak(step).peak_bytes
+    at_once = known(WorkspaceTable()).peak_bytes
     assert measured == pytest.approx(peak, abs=64)
     # The copies of the largest parameter, not of all; beside them what rounds a tensor takes 12 bytes an element.
     assert 16 * 20011 < peak < 28 * 20011 + 64 and at_once > 16 * 32311
 
 
 def test_a_step_that_raises_changes_nothing() -> None:
-    param = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
-    optimizer = torch.optim.AdamW([param])
-    param.grad = torch.ones_like(param)
-    Rounding(0, {}).update(optimizer)
-    before, data, states = param.detach().clone(), param.data_ptr(), dict(optimizer.state[param])
-    param.grad = torch.ones_like(param)
-    with (
-        mock.patch.object(optimizer, "step", side_effect=lambda: param.data.add_(1) / "no"),
-        pytest.raises(TypeError),
-    ):
-        Rounding(0, {}).update(optimizer)
-    assert param.data_ptr() == data and torch.equal(param, before)
-    assert optimizer.state[param] == states and states["exp_avg"].dtype == torch.bfloat16
+    def fn(rank: int) -> None:
+        for stage, kind in ((3, "adamw"), (1, "adamw"), (3, "muon"), (0, "muon")):
+            loop = Loop(stage, kind)
+            train(loop, range(1))
+            optimizer = loop.optimizers[0]
+            states = {key: dict(state) for key, state in optimizer.state.items()}
+            before = full_state_dict(loop.module)
+
+            def interrupt(*_: Any) -> None:
+                raise KeyboardInterrupt
+
+            handle = optimizer.register_step_post_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                train(loop, range(1, 2))
+            handle.remove()
+            loop(*[torch.ones(shape) for shape in SHAPES])  # the next batch
+            for name, each in full_state_dict(loop.module).items():
+                assert torch.equal(each, before[name]), (stage, kind, name)
+            assert {key: dict(state) for key, state in optimizer.state.items()} == states
+            train(loop, range(1, 2))
+
+    run_ranks(2, fn)
 
 
 def test_what_it_needs() -> None:
@@ -277,12 +356,15 @@ def test_what_it_needs() -> None:
         load_config(settings(2, bf16={"enabled": True, "stochastic_rounding": True}), world_size=2)
 
     def fn(rank: int) -> list[str]:
-        muon = {"type": "Muon", "params": {"lr": 1e-3}}
-        with pytest.raises(ConfigError) as owned:
-            torchloom.initialize(model=build(), config=settings(2, optimizer=muon))
-        with pytest.raises(ConfigError) as loop:
-            torchloom.shard_model(build(), config=settings(2))
-        return [str(owned.value), str(loop.value)]
+        told = []
+        for stage, kind in ((2, torch.optim.NAdam), (0, torch.optim.LBFGS)):
+            model = torchloom.shard_model(build(), config=settings(stage))
+            optimizer = kind(model.parameters())
+            model(*[torch.ones(shape) for shape in SHAPES]).backward()
+            with pytest.raises(ConfigError) as refused:
+                optimizer.step(*[lambda: 1.0] * (stage == 0))
+            told.append(str(refused.value))
+        return told
 
-    for owned, loop in run_ranks(2, fn):
-        assert "sees parameters whole" in owned and "steps its optimizer itself" in loop
+    for kept, closure in run_ranks(2, fn):
+        assert "NAdam keeps 'mu_product' in fp32" in kept and "evaluates the loss anew" in closure

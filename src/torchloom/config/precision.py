@@ -59,8 +59,6 @@ def _master(schema: ConfigSchema, findings: Findings) -> Literal["fp32", "bf16"]
                 "states take the type of the weights" if name == weights else "weights stay fp32"
             )
             findings.error(path, f"alone: {other}", f"set bf16.{rest.pop()} to true as well")
-        elif schema.zero_optimization.stage == 0:
-            findings.error(path, "zero_optimization.stage is 0", "set it to 1, 2 or 3")
     if schema.bf16.stochastic_rounding and weights not in asked:
         path = "bf16.stochastic_rounding"
         findings.error(

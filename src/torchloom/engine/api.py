@@ -25,6 +25,7 @@ from torchloom.loop.optimizer_hooks import count_steps_of
 from torchloom.loop.optimizers import config_facts, make_optimizer, optimizer_facts, schedule_facts
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.precision import shard_precision
+from torchloom.loop.rounding import seed_of_rounding
 from torchloom.loop.shard_model import log_notes, meet_within, shard_over
 from torchloom.runtime.exchanges import new_agreement
 from torchloom.shard import Layout, is_sharded
@@ -131,6 +132,7 @@ def initialize(  # noqa: PLR0913  the call is DeepSpeed's, argument by argument
         world,
         agreement,
         init=init,
+        rounding_seed=seed_of_rounding(settings),
         before=before_sharding,
         stage=settings.zero.stage,
         persistence_threshold=settings.zero.param_persistence_threshold,

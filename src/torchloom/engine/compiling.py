@@ -86,13 +86,11 @@ class Compiling(EngineState):
             logger.warning("compiled_autograd_enabled has no effect: backward graphs are compiled")
         if self.config.batch.accumulation_steps == 1:
             self.local.average_in_backward(self.module)
-        rounding = self.offloads.rounding
         with self._account.charged():
             driver = Driver(
                 ranks=self._agreement,
                 host=self.offloads,
                 optimizer=self.optimizer,
-                update=None if rounding is None else rounding.update,
                 step=self.global_steps,
                 as_shards=self.local.as_shards,
             )

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from torchloom.config import Config
 from torchloom.errors import ConfigError
-from torchloom.loop.rounding import Rounding, rounding_of
+from torchloom.loop.ownership import ownership_of
 from torchloom.loop.stream import StateStream, to_host
 from torchloom.pipeline.registry import ALIASES, offloadable_params
 from torchloom.runtime import Mover, mover_of
@@ -47,15 +47,12 @@ class Offloads:
     device: torch.device
     names: frozenset[str] = field(default=frozenset(), init=False)
     """What lives on the host now, by the names of passes."""
-    rounding: Rounding | None = field(default=None, init=False)
-    """Steps bf16 parameters in fp32; None: they step as they are."""
     _before_away: frozenset[str] | None = field(default=None, init=False)
     """What lived on the host before `away`; None where all is back."""
     _stream: StateStream | None = field(default=None, init=False)
 
     def __post_init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)  # the engine or loop that drives the model owns it
-        self.rounding = rounding_of(self.config, model, self.layout, self.optimizer)
         asked = {STATES: self.config.offload.opt_states, SHARDS: self.config.offload.parameters}
         disabled = {ALIASES.get(name, name) for name in self.config.compile.disable_passes}
         self.follow([name for name, on in asked.items() if on and name not in disabled])
@@ -77,9 +74,7 @@ class Offloads:
         moved = wanted ^ self.names
         if self.optimizer is not None and wanted and self._stream is None:
             slots = 2 if self.config.offload.double_buffer else 1
-            self._stream = StateStream(
-                self.optimizer, mover_of(self.device), num_slots=slots, rounding=self.rounding
-            )
+            self._stream = StateStream(self.optimizer, mover_of(self.device), num_slots=slots)
         self.names = wanted
         if SHARDS in moved:
             self.keep_shards(())
@@ -95,12 +90,9 @@ class Offloads:
             optimizer: over them.
             step: number of the optimizer step, which chooses the bits of a stochastic rounding.
         """
-        if self.rounding is not None:
-            self.rounding.step = step
+        ownership_of(optimizer).step = step
         if self._stream is not None and self.names:
             self._stream.step()
-        elif self.rounding is not None:
-            self.rounding.update(optimizer)
         else:
             optimizer.step()
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -29,11 +30,17 @@ from torchloom.checkpoints.engine_values import buffers_of
 from torchloom.errors import EngineError
 from torchloom.loop.coupling import joins_parameters, witnesses_of
 from torchloom.loop.owned_params import check_steps_alone, has_engine
-from torchloom.loop.ownership import begin_whole_step, end_whole_step, ownership_of
-from torchloom.loop.slices import begin_step, call_closure_first, end_step
+from torchloom.loop.ownership import (
+    begin_whole_step,
+    end_whole_step,
+    ownership_of,
+    restore_after_raised,
+)
+from torchloom.loop.rounding import check_carried, count_step, is_rounded
+from torchloom.loop.slices import begin_step, call_closure_first, end_step, settle_slices
 from torchloom.position import POSITION, Rates
 from torchloom.runtime import Communicator, lookup, tell_step
-from torchloom.shard import is_sharded, layout_of, share_buffers, whole_states
+from torchloom.shard import is_sharded, keep_hook, layout_of, share_buffers, whole_states
 from torchloom.shard.leaf_modules import used_params
 from torchloom.shard.parameter import be_plain_in_steps
 
@@ -75,6 +82,22 @@ def after_steps_of(
     """
     counted = model.parameters() if optimizer is None else _stepped_by(optimizer)[:1]
     _LISTENERS.setdefault(model, {})[what] = (frozenset(map(id, counted)), tell)
+
+
+def settle_before_use(model: nn.Module) -> None:
+    """Undo a step that raised on all ranks, such as one that was interrupted, before the model is used or saved.
+
+    Args:
+        model: of a loop of one's own.
+    """
+
+    def settle(module: nn.Module, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            restore_after_raised()
+            settle_slices(module)
+
+    keep_hook(model, model.register_forward_pre_hook(settle))
+    keep_hook(model, model.register_state_dict_pre_hook(settle))
 
 
 def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:
@@ -162,13 +185,17 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     first = _first_counted(optimizer)
     if first is None:
         return None
-    is_owner = bool(ownership_of(optimizer).units)
+    restore_after_raised()
+    ownership = ownership_of(optimizer)
+    is_begun = bool(ownership.units) or is_rounded(optimizer)
     if not has_engine(first):
         whole_states(optimizer)
-    with_loss = call_closure_first(optimizer, args, kwargs, is_always=is_owner)
+        if is_rounded(optimizer):
+            ownership.step = count_step(optimizer)
+    with_loss = call_closure_first(optimizer, args, kwargs, is_always=is_begun)
     _drop_unused(_stepped_by(optimizer))
     begin_step(optimizer)
-    if is_owner:
+    if is_begun:
         begin_whole_step(optimizer)
     _WITNESSES[optimizer] = witnesses_of(optimizer)
     return with_loss
@@ -202,6 +229,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
         return
     POSITION.updates += 1
     if not has_engine(first):
+        check_carried(optimizer)
         stepped = _STEPPED[first]
         if not stepped or id(first) in stepped:
             stepped.clear()

@@ -18,6 +18,7 @@ from torchloom.loop.optimizer_list import members_of
 from torchloom.loop.owner_exchanges import buckets
 from torchloom.loop.owners import Unit
 from torchloom.loop.ownership import Ownership, ownership_of
+from torchloom.loop.rounding import is_rounded, stand_in
 from torchloom.memory import StepMemory, Twin, WorkspaceTable, step_memory
 from torchloom.runtime import lookup
 from torchloom.runtime.base import Pending
@@ -27,7 +28,7 @@ logger = get_logger(__name__)
 
 
 def memory_of(optimizer: Any) -> OwnedMemory | None:
-    """Return what finds out the memory of a loop's optimizers; None where shards alone are stepped, by one optimizer."""
+    """Return what finds out the memory of a loop's optimizers; None where one optimizer steps shards alone, as they are."""
     members = members_of(optimizer)
     owned = [owned_memory(each) for each in members]
     if len(members) < 2:
@@ -50,7 +51,7 @@ def memory_of(optimizer: Any) -> OwnedMemory | None:
 
 
 def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | None:
-    """Return what finds out the memory of an optimizer's steps; None where ranks own no parameters of it.
+    """Return what finds out the memory of an optimizer's steps; None where it steps parts of parameters, as they are.
 
     Args:
         optimizer: of torch's class, or what a framework wraps around one.
@@ -58,9 +59,9 @@ def owned_memory(optimizer: Any, *, of_any_rank: bool = False) -> OwnedMemory | 
     """
     stepped = getattr(optimizer, "optimizer", optimizer)
     units = () if stepped is None else tuple(ownership_of(stepped).units.values())
-    if not units:
+    if stepped is None or not (units or is_rounded(stepped)):
         return None
-    return functools.partial(_most_of_any if of_any_rank else _memory, stepped, units)
+    return functools.partial(_most_of_any if of_any_rank and units else _memory, stepped, units)
 
 
 def owned_us(optimizer: Any, table: CostTable) -> float:
@@ -115,6 +116,9 @@ def _memory(
     def step_of(twin: Twin) -> Callable[[], None]:
         stepped, stand_ins = twin
         ownership = Ownership(stepped, _send_nothing)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                stand_in(param, stand_ins[id(param)])
         for unit in units:
             made = stand_ins[id(unit.param)]
             ownership.units[id(made)] = unit._replace(param=made)

@@ -12,6 +12,7 @@ all-to-all of about `BUCKET_BYTES`, or of one larger parameter, and the next one
     by parts   go 0 | go 1, step 0, back 0 | go 2, step 1, back 1 | ...    optimizers known, or declared, to be equal by parts
     at once    go 0 | go 1, unpack 0 | ... | step all | back 0 | back 1    others: `step` is called once, with all that is owned
 
+Where bf16 parameters are rounded stochastically (`loop.rounding`), what a step sees is fp32, and rounded before it travels.
 Stage 1 does the same to the slices of its whole weights. With several copies of the weights (hybrid sharding) the ranks
 of each copy own and step alike.
 """
@@ -51,6 +52,7 @@ from torchloom.loop.owner_exchanges import (
     state_from_owner,
 )
 from torchloom.loop.owners import Load, Unit, add_to_least, owners_chosen
+from torchloom.loop.rounding import Wide, in_chunks, is_rounded
 from torchloom.loop.slices import written_in_slices
 from torchloom.runtime import lookup
 from torchloom.shard import Layout, ParamSpec, divided_by_id, living_layouts, local_shard
@@ -82,6 +84,10 @@ class Ownership:
         """Communicators of the parameters of this step, and where they lie."""
         self._groups: list[list[nn.Parameter]] = []
         """Parameters of each group while a step sees this rank's alone."""
+        self.step = 0
+        """Number of the step, which chooses the bits of a stochastic rounding."""
+        self._wide: Wide | None = None
+        """What the step under way sees in fp32."""
         self._counts = False
         """Whether a step of a part changed numbers of the optimizer that are not of this part alone."""
         self.seen = 0
@@ -176,7 +182,7 @@ class Ownership:
         for param in without:
             param.grad = torch.zeros_like(local_shard(param))  # a gradient travels with each weight
         try:
-            self.begin(steps_parts=False)
+            self.begin(steps=False)
             yield
             self.bring_back()
         finally:
@@ -184,14 +190,14 @@ class Ownership:
             for param in without:
                 param.grad = None
 
-    def begin(self, *, steps_parts: bool = True) -> None:
+    def begin(self, *, steps: bool = True) -> None:
         """Bring parameters and gradients to their owners, and show the optimizer these alone. All ranks must call.
 
         The next bucket travels meanwhile. Of an optimizer that may step by parts, all buckets but the last one are stepped here
-        and begin to travel back: the others wait for the optimizer's own call.
+        and begin to travel back: the others wait for the optimizer's own call. So do all chunks of fp32 copies but the last one.
 
         Args:
-            steps_parts: False: nothing is stepped here.
+            steps: whether a step follows; False: something else that writes into weights.
         """
         self.restore()
         optimizer = self._known_optimizer()
@@ -206,13 +212,20 @@ class Ownership:
         HELD.update((id(unit.param), unit.param) for unit in self.units.values())
         self._handles = {unit.layout.handle: unit.param.device for unit in present}
         split = list(buckets(present))
-        by_parts = steps_parts and len(split) > 1 and may_step_by_parts(optimizer)
+        by_parts = steps and may_step_by_parts(optimizer)
         for trip in self._arriving(split):
             if by_parts and trip.bucket is not split[-1]:
-                self._step_alone(optimizer, trip.mine)
+                self._step_alone(optimizer, [unit.param for unit in trip.mine])
                 self._bring_back(trip)
         mine = {id(unit.param) for trip in self._away for unit in trip.mine}
         self._show(optimizer, lambda param: id(param) not in self.units or id(param) in mine)
+        if steps and is_rounded(optimizer):
+            shown = [param for group in optimizer.param_groups for param in group["params"]]
+            *others, last = in_chunks(shown) if by_parts and shown else [shown]
+            for some in others:
+                self._step_alone(optimizer, some)
+            self._show_some(optimizer, last)
+            self._wide = Wide(optimizer, last, self.step)
 
     def _arriving(self, split: Sequence[Sequence[Unit]]) -> Iterator[Trip]:
         """Yield each bucket when it is on its owners, and begin to send the next one before that."""
@@ -228,14 +241,24 @@ class Ownership:
         for group, params in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = [param for param in params if is_shown(param)]
 
-    def _step_alone(self, optimizer: Optimizer, units: Sequence[Unit]) -> None:
-        if not units:
+    def _show_some(self, optimizer: Optimizer, params: Sequence[nn.Parameter]) -> None:
+        chosen = set(map(id, params))
+        self._show(optimizer, lambda param: id(param) in chosen)
+
+    def _step_alone(self, optimizer: Optimizer, params: Sequence[nn.Parameter]) -> None:
+        if not params:
             return
-        mine = {id(unit.param) for unit in units}
-        self._show(optimizer, lambda param: id(param) in mine)
+        self._show_some(optimizer, params)
         before = numbers_key(optimizer)
+        self._wide = Wide(optimizer, params, self.step)
         step_without_hooks(optimizer)
+        self._narrow()
         self._counts |= numbers_key(optimizer) != before
+
+    def _narrow(self) -> None:
+        wide, self._wide = self._wide, None
+        if wide is not None:
+            wide.end()
 
     def _bring_back(self, trip: Trip) -> None:
         """Begin to send back what was stepped, and take in what was sent before."""
@@ -247,6 +270,7 @@ class Ownership:
 
     def bring_back(self) -> None:
         """Bring stepped weights back into the shards. All ranks must call."""
+        self._narrow()
         for trip in list(self._away):
             self._bring_back(trip)
         self.restore()
@@ -292,6 +316,9 @@ class Ownership:
 
     def restore(self) -> None:
         """Let parameters be shards again, as they were before the step; also after a step that raised."""
+        wide, self._wide = self._wide, None
+        if wide is not None:
+            wide.undo()
         groups, self._groups = self._groups, []
         for each in self.units:
             HELD.pop(each, None)
@@ -364,10 +391,14 @@ def _as_in_steps(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def begin_whole_step(optimizer: Optimizer) -> None:
-    """Make whole what an optimizer is about to step as an owner."""
-    for other in list(_KNOWN.values()):
-        other.restore()  # its step raised
+    """Make whole what an optimizer is about to step as an owner, and fp32 what is rounded afterwards."""
     ownership_of(optimizer).begin()
+
+
+def restore_after_raised() -> None:
+    """Let parameters be shards again where an optimizer's step raised."""
+    for each in list(_KNOWN.values()):
+        each.restore()
 
 
 def end_whole_step(optimizer: Optimizer, is_divisible: bool) -> None:
@@ -378,7 +409,7 @@ def end_whole_step(optimizer: Optimizer, is_divisible: bool) -> None:
 
 
 find_owners_by(ownership_of)
-for _function in (ownership_of, begin_whole_step, end_whole_step):
+for _function in (ownership_of, begin_whole_step, restore_after_raised, end_whole_step):
     leave_alone(_function, "it communicates")
 
 

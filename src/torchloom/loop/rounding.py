@@ -1,31 +1,32 @@
 """Step bf16 parameters in fp32, and round what the optimizer wrote stochastically.
 
-    before optimizer.step()    weights, gradients and states of some parameters are fp32 copies
-    after it                   each number is rounded to one of its two neighbours in bf16, in proportion to its distance
+    before a step    weights, gradients and states of some parameters become fp32 copies
+    after it         each number is rounded to one of its two neighbours in bf16, in proportion to its distance
 
 Rounded to nearest, an update below 2^-9 of a weight is lost each time; rounded this way, weights and states move by what was
 asked for in the mean (Gupta et al., arXiv 1502.02551). The random bits are a hash of a seed, the parameter's name, the place
-of the element in the whole weight, and the step: any number of ranks, at any stage, also after a resume, rounds alike.
+of the element in the whole weight, and the step: shards, slices, whole parameters and those on their owners round alike.
 
-Parameters step a few at a time, so that fp32 copies of all of them never exist together.
+`loop.ownership` steps parameters a few at a time where it may, so that fp32 copies of all of them never exist together.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
+from torchloom._torch.untraced import leave_alone
 from torchloom.config import Config
 from torchloom.errors import ConfigError
-from torchloom.loop.elementwise import ELEMENTWISE
-from torchloom.loop.ownership import ownership_of
+from torchloom.loop.elementwise import needs_closure
 from torchloom.plan.states import CHUNK_BYTES
 from torchloom.shard import Layout, owners_of
 
@@ -37,66 +38,143 @@ _MULTIPLIERS = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 """Of MurmurHash3's final mix (Appleby, 2011), as signed numbers."""
 
 
-@dataclass
-class Rounding:
-    """Steps an optimizer whose parameters are bf16.
-
-    Args:
-        seed: of all random bits.
-        places: by the id of a parameter: its name, and the place of its first element in the whole weight.
-    """
+class _Place(NamedTuple):
+    """What chooses the random bits of a parameter, beside the step."""
 
     seed: int
-    places: Mapping[int, tuple[str, int]]
-    step: int = 0
-    """Number of the optimizer step."""
+    name: str
+    numel: int
+    """Elements of the whole parameter."""
+    first: int
+    """Place of the first element of this rank's part in it."""
 
-    def update(self, optimizer: Optimizer) -> None:
-        """Step all parameters of an optimizer, a few at a time; all at once if it may count its own steps."""
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        for some in in_chunks(params) if type(optimizer) in ELEMENTWISE else [params]:
-            with only(optimizer, some), self.in_fp32(optimizer, some):
-                optimizer.step()
 
-    @contextmanager
-    def in_fp32(self, optimizer: Optimizer, params: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Let parameters with a gradient, and their states, be fp32 inside a `with` block; round them at its end.
+_PLACES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Of the parameters that are rounded stochastically."""
+_COUNT = "rounded_steps"
+"""Key of an optimizer's groups: its number of steps. `state_dict` and `load_state_dict` carry all keys of groups."""
 
-        If the block raises, they are as before it.
-        """
-        narrow = [
-            (param, param.data, param.grad)
+
+def round_stochastically(model: nn.Module, layout: Layout, seed: int | None) -> None:
+    """Let optimizers step the bf16 parameters of a sharded model in fp32 from now on, and round the results.
+
+    Args:
+        model: sharded.
+        layout: how it is sharded.
+        seed: of all random bits; None: they step as they are.
+    """
+    for name, param in owners_of(model).items():
+        spec = layout[name]
+        _PLACES.pop(param, None)
+        if seed is not None:
+            _PLACES[param] = _Place(seed, name, spec.numel, layout.rank * spec.shard_numel)
+
+
+def seed_of_rounding(config: Config) -> int | None:
+    """Return what chooses all random bits; None where a config does not ask for stochastic rounding."""
+    return (config.seed or 0) if config.precision.stochastic_rounding else None
+
+
+def is_rounded(optimizer: Any) -> bool:
+    """Say whether an optimizer steps parameters whose results are rounded stochastically."""
+    return any(param in _PLACES for group in optimizer.param_groups for param in group["params"])
+
+
+def stand_in(param: Tensor, made: Tensor) -> None:
+    """Let `made` be rounded as `param` is."""
+    if param in _PLACES:
+        _PLACES[made] = _PLACES[param]
+
+
+def count_step(optimizer: Optimizer) -> int:
+    """Count a step of a loop's optimizer in its groups, where files of its states keep it; return its number.
+
+    Raises:
+        ConfigError: the optimizer evaluates the loss in its step.
+    """
+    if needs_closure(optimizer):
+        raise ConfigError(
+            f"bf16.stochastic_rounding: {type(optimizer).__name__} evaluates the loss anew in its step, where weights are fp32: "
+            "drop the key"
+        )
+    step = max(group.get(_COUNT, 0) for group in optimizer.param_groups)
+    for group in optimizer.param_groups:
+        group[_COUNT] = step + 1
+    return step
+
+
+def check_carried(optimizer: Optimizer) -> None:
+    """Raise if torch's `load_state_dict` would not give back what a loop's optimizer has kept in its step.
+
+    It casts all states but `step` to the dtype of the parameter.
+
+    Raises:
+        ConfigError: the optimizer keeps fp32 numbers that are none of elements.
+    """
+    for param, state in optimizer.state.items():
+        for key, value in state.items() if param in _PLACES else ():
+            found = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+            if key != "step" and any(each.dtype == torch.float32 for each in found):
+                raise ConfigError(
+                    f"bf16.stochastic_rounding: {type(optimizer).__name__} keeps {key!r} in fp32, which load_state_dict makes bf16, so "
+                    "a resumed loop would train to other weights: drop the key, or train with torchloom.initialize"
+                )
+
+
+for _function in (count_step, check_carried):
+    leave_alone(_function, "it changes, or looks at, what an optimizer keeps")
+
+
+class Wide:
+    """Parameters with a gradient, and their states, while they are fp32.
+
+    Wide(...)   they are fp32 copies
+    end()       they are rounded
+    undo()      they are as before, after a step that raised
+
+    Args:
+        optimizer: steps them.
+        params: some of its parameters; those that are not bf16, or not rounded, stay as they are.
+        step: chooses the random bits.
+    """
+
+    def __init__(self, optimizer: Optimizer, params: Iterable[nn.Parameter], step: int) -> None:
+        self._state, self._step = optimizer.state, step
+        self._narrow = [
+            (param, param.data, param.grad, dict(optimizer.state.get(param, {})))
             for param in params
-            if param.grad is not None and param.dtype == torch.bfloat16
+            if param.grad is not None and param.dtype == torch.bfloat16 and param in _PLACES
         ]
-        before = {param: dict(optimizer.state.get(param, {})) for param, *_ in narrow}
-        for param, data, grad in narrow:
+        for param, data, grad, before in self._narrow:
             _hold(param, data.float(), grad.float())
-            for key, value in before[param].items():
-                if _is_of_elements(value, param, torch.bfloat16):
+            for key, value in before.items():
+                if _is_of_elements(key, value, param) and value.dtype == torch.bfloat16:
                     optimizer.state[param][key] = value.float()
-        try:
-            yield
-        except BaseException:
-            for param, data, grad in narrow:
-                _hold(param, data, grad)
-                if param in optimizer.state:
-                    optimizer.state[param] = before[param]
-            raise
-        for param, data, grad in narrow:
+
+    def end(self) -> None:
+        """Let parameters and states be bf16, rounded."""
+        for param, data, grad, before in self._narrow:
             data.copy_(self._rounded(param.data, param, ""))
-            _hold(param, data, grad)
-            state = optimizer.state.get(param, {})
+            state = self._state.get(param, {})
             for key, value in state.items():
-                if _is_of_elements(value, param, torch.float32):
-                    place = before[param].get(key)
-                    if place is None or not _is_of_elements(place, param, torch.bfloat16):
-                        place = torch.empty_like(value, dtype=torch.bfloat16)
-                    state[key] = place.copy_(self._rounded(value, param, key))
+                if _is_of_elements(key, value, param) and value.dtype == torch.float32:
+                    kept = before.get(key)
+                    if not isinstance(kept, Tensor) or kept.dtype != torch.bfloat16:
+                        kept = torch.empty_like(value, dtype=torch.bfloat16)
+                    state[key] = kept.copy_(self._rounded(value, param, key))
+            _hold(param, data, grad)
+
+    def undo(self) -> None:
+        """Let parameters and states be as before."""
+        for param, data, grad, before in self._narrow:
+            _hold(param, data, grad)
+            if param in self._state:
+                self._state[param] = before
 
     def _rounded(self, values: Tensor, param: nn.Parameter, what: str) -> Tensor:
-        name, first = self.places.get(id(param), ("", 0))
-        return stochastic_bf16(values.detach(), (self.seed, self.step, name, what), first)
+        place = _PLACES[param]
+        first = 0 if param.numel() == place.numel else place.first
+        return stochastic_bf16(values.detach(), (place.seed, self._step, place.name, what), first)
 
 
 def stochastic_bf16(values: Tensor, key: Sequence[Any], first: int = 0) -> Tensor:
@@ -181,35 +259,13 @@ def only(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> Iterator[None]
             group["params"] = params
 
 
-def rounding_of(
-    config: Config, model: nn.Module, layout: Layout, optimizer: Optimizer | None
-) -> Rounding | None:
-    """Return what steps an optimizer with stochastic rounding; None where a config does not ask for it.
-
-    Args:
-        config: the run's settings.
-        model: sharded.
-        layout: how it is sharded.
-        optimizer: over this rank's leaves.
-
-    Raises:
-        ConfigError: the optimizer sees parameters whole, on the ranks that own them.
-    """
-    if not config.precision.stochastic_rounding:
-        return None
-    if optimizer is not None and ownership_of(optimizer).units:
-        raise ConfigError(
-            f"bf16.stochastic_rounding steps shards in fp32, and {type(optimizer).__name__} sees parameters whole, on the "
-            "ranks that own them: drop the key, or use an optimizer that is elementwise, such as AdamW"
-        )
-    params = owners_of(model)
-    places = {id(params[spec.name]): (spec.name, layout.rank * spec.shard_numel) for spec in layout}
-    return Rounding(config.seed or 0, places)
-
-
-def _is_of_elements(value: Any, param: nn.Parameter, dtype: torch.dtype) -> bool:
-    """Say whether a state holds a number for each element of its parameter, in a dtype."""
-    return isinstance(value, Tensor) and value.dtype == dtype and value.shape == param.shape
+def _is_of_elements(key: str, value: Any, param: Tensor) -> bool:
+    """Say whether a state holds numbers of elements, not the count of a parameter's steps or another single number."""
+    return (
+        isinstance(value, Tensor)
+        and key != "step"
+        and (value.numel() > 1 or value.shape == param.shape)
+    )
 
 
 def _hold(param: nn.Parameter, data: Tensor, grad: Tensor) -> None:

@@ -21,8 +21,13 @@ from torchloom.last_words import show_last_words
 from torchloom.launch.groups import World, ensure_process_group, make_world, world_size_of
 from torchloom.log import get_logger
 from torchloom.loop.clip import follow_torch_norms
-from torchloom.loop.optimizer_hooks import count_steps_of, share_buffers_after_steps
+from torchloom.loop.optimizer_hooks import (
+    count_steps_of,
+    settle_before_use,
+    share_buffers_after_steps,
+)
 from torchloom.loop.precision import cast_around, shard_precision
+from torchloom.loop.rounding import round_stochastically, seed_of_rounding
 from torchloom.loop.slices import step_in_slices
 from torchloom.runtime import Communicator, for_model, lookup
 from torchloom.runtime.exchanges import new_agreement
@@ -148,6 +153,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
         agreement,
         init=init,
         divide_factor=factor,
+        rounding_seed=None if settings is None else seed_of_rounding(settings),
         stage=stage,
         persistence_threshold=persistence_threshold,
         precision=precision,
@@ -159,6 +165,7 @@ def shard_model(  # noqa: PLR0913  one call with all choices of a loop of one's 
     count_steps_of(model.parameters())
     if layout.num_ranks > 1 and (stage < 2 if broadcast_buffers is None else broadcast_buffers):
         share_buffers_after_steps(model, comm)
+    settle_before_use(model)
     if layout.stage == 1:
         step_in_slices(model, layout, comm)
     return model
@@ -176,11 +183,6 @@ def _read(config: ConfigSource, mesh: DeviceMesh | None) -> Config:
             "fp16.enabled: a loop of one's own scales the loss itself, which shard_model cannot see: use "
             '"bf16": {"enabled": true}, torchloom.initialize, or precision=torchloom.shard.Precision('
             "compute=torch.float16) with torch's ShardedGradScaler instead of config="
-        )
-    if found.precision.stochastic_rounding:
-        raise ConfigError(
-            "bf16.stochastic_rounding: a loop of one's own steps its optimizer itself, all parameters at once: drop the key, or "
-            "train with torchloom.initialize"
         )
     return found
 
@@ -209,6 +211,7 @@ def shard_over(
     *,
     init: Callable[[nn.Module], object] | None,
     divide_factor: float | None = None,
+    rounding_seed: int | None = None,
     before: Callable[[Layout], object] = lambda layout: None,
     **how: Any,
 ) -> tuple[Layout, Communicator]:
@@ -220,6 +223,7 @@ def shard_over(
         agreement: between them.
         init: fills one module's own parameters, for models on meta.
         divide_factor: what sums of its gradients are divided by; None: by the number of ranks.
+        rounding_seed: of a stochastic rounding; None: there is none.
         before: called once it is planned, before the model changes.
         how: more arguments of `plan_layout`.
     """
@@ -235,9 +239,14 @@ def shard_over(
         **how,
     )
     before(layout)
-    facts = {"gradient_divide_factor": divide_factor, **facts_of(model, layout)}
+    facts = {
+        "gradient_divide_factor": divide_factor,
+        "seed of stochastic rounding": rounding_seed,
+        **facts_of(model, layout),
+    }
     agreement.check_facts("the model's parameters", facts)
     shard_module(model, layout, broadcast=comm.broadcast, init=init, device=world.device)
+    round_stochastically(model, layout, rounding_seed)
     return layout, comm
 
 

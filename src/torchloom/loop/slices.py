@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import ShardError
 from torchloom.runtime import Communicator
-from torchloom.shard import Layout, is_sharded, keep_hook, owners_of
+from torchloom.shard import Layout, is_sharded, owners_of
 from torchloom.shard.shards import join, pad_storage, padded_flat, slice_of
 
 _LIVING: weakref.WeakSet[Slices] = weakref.WeakSet()
@@ -183,15 +183,13 @@ def step_in_slices(model: nn.Module, layout: Layout, comm: Communicator) -> None
     params = {s.name: owners[s.name] for s in layout if s.is_sliced and s.requires_grad}
     if not params:
         return
-    slices = _OF_MODELS[model] = Slices(params, layout, comm)
+    _OF_MODELS[model] = Slices(params, layout, comm)
 
-    def settle(*_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            slices.settle()
 
-    # After a step that raised on all ranks, such as one that was interrupted.
-    keep_hook(model, model.register_forward_pre_hook(settle))
-    keep_hook(model, model.register_state_dict_pre_hook(settle))
+def settle_slices(model: nn.Module) -> None:
+    """Make the parameters of a loop's model whole again after a step that raised on all ranks."""
+    if model in _OF_MODELS:
+        _OF_MODELS[model].settle()
 
 
 def as_slices(model: nn.Module) -> AbstractContextManager[object]:

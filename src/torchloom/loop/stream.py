@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,7 @@ from torchloom.loop.coupling import counts_parts, numbers_key
 from torchloom.loop.elementwise import has_step_hooks, may_step_by_parts
 from torchloom.loop.owners import Unit
 from torchloom.loop.ownership import ownership_of
-from torchloom.loop.rounding import Rounding, only, wide_bytes
+from torchloom.loop.rounding import is_rounded, only, wide_bytes
 from torchloom.plan.states import CHUNK_BYTES, HostStates
 from torchloom.runtime import lookup
 from torchloom.runtime.host import Mover, Ticket
@@ -65,7 +64,6 @@ class StateStream:
         num_slots: chunks that may be on the device at a time.
         chunk_bytes: size of a chunk, see `plan.states.CHUNK_BYTES`.
         states: whether states live on the host; otherwise only offloaded parameters stream.
-        rounding: steps bf16 parameters in fp32; None: they step as they are.
     """
 
     optimizer: Optimizer
@@ -73,7 +71,6 @@ class StateStream:
     num_slots: int = 2
     chunk_bytes: int = CHUNK_BYTES
     states: bool = True
-    rounding: Rounding | None = None
     resident_bytes: int = 0
     """States that stay on the device, in bytes: of each parameter in turn that still fits."""
 
@@ -109,7 +106,7 @@ class StateStream:
             raise counts_parts(self.optimizer)
 
     def _step_chunk(self, chunk: _Chunk) -> None:
-        with only(self.optimizer, chunk.leaves), self._in_fp32(chunk.leaves):
+        with only(self.optimizer, chunk.leaves):
             try:
                 self.optimizer.step()
             finally:  # a step that raised may have left parameters with their owners
@@ -172,13 +169,6 @@ class StateStream:
                 "its states stream from the host: remove them, or call them around engine.step()"
             )
 
-    def _in_fp32(self, leaves: list[nn.Parameter]) -> AbstractContextManager[None]:
-        return (
-            nullcontext()
-            if self.rounding is None
-            else self.rounding.in_fp32(self.optimizer, leaves)
-        )
-
     def _residents(self, leaves: list[nn.Parameter]) -> set[nn.Parameter]:
         """Return the parameters whose states stay on the device, and move these there."""
         if not self.states:
@@ -234,7 +224,7 @@ class StateStream:
         if leaf not in resident and not self.optimizer.state.get(leaf):
             # It will make some: about two tensors of its own size.
             size += 2 * (leaf.nbytes if unit is None else unit.spec.numel * leaf.element_size())
-        return size if self.rounding is None else size + wide_bytes(leaf)
+        return size + wide_bytes(leaf) if is_rounded(self.optimizer) else size
 
     def _hosts(self, leaf: nn.Parameter) -> dict[_Place, Tensor]:
         """Return what of a parameter and its states waits on the host."""

@@ -36,7 +36,7 @@ from torchloom.loop.optimizers import make_optimizer
 from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.owner_memory import owned_memory, owned_us
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
-from torchloom.loop.rounding import rounding_of
+from torchloom.loop.rounding import round_stochastically, seed_of_rounding
 from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
@@ -333,14 +333,13 @@ def _compiled(
             total_bytes=table.device.capacity_bytes or 1 << 40,
             target=table,
         )
-        rounding = rounding_of(settings, module, layout, made)
+        round_stochastically(module, layout, seed_of_rounding(settings))
         driver = Driver(
             ranks=Agreement(EqualRanks(layout.num_ranks)),
             host=_SimulatedHost(),
             optimizer=made,
             owned_memory=owned_memory(made, of_any_rank=True),
             by_parts=may_step_by_parts(made),
-            update=None if rounding is None else rounding.update,
             as_shards=local.as_shards,
             name="torchloom.simulate",
         )

@@ -18,7 +18,7 @@ STATES, SHARDS = "offload_opt_states", "offload_parameters"
 
 
 OwnedMemory = Callable[[WorkspaceTable], StepMemory | None]
-"""Finds out what a rank allocates in a step in which it owns parameters, and keeps of them; None where that is not known.
+"""Finds out what a rank allocates in a step that is more than its optimizer's own, and keeps; None where that is not known.
 Parameters must hold what the optimizer steps."""
 
 
@@ -56,11 +56,9 @@ class Driver:
     optimizer: Optimizer | None = None
     """Over this rank's shards; None without training, or where plans do not count its states."""
     owned_memory: OwnedMemory | None = None
-    """Of the optimizer; None where each rank steps its shards alone."""
+    """Of the optimizer; None where each rank steps its shards alone, as they are."""
     by_parts: bool = True
     """Whether states that wait on the host are needed some at a time, or all at once, for the optimizer's step."""
-    update: Callable[[Optimizer], None] | None = None
-    """Steps an optimizer such as this one; None: its own step does."""
     step: int = 0
     """Number of the next optimizer step."""
     as_shards: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ def standing_of(
         own_bytes += _COUNTER_BYTES * sum(len(group["params"]) for group in optimizer.param_groups)
     base = ranks.most("bytes that live on", own_bytes)
     gradients, update_bytes = 0 if accumulates else _trained_bytes(model), 0
-    if budget_bytes is not None and (not waits or driver.update or driver.owned_memory):
+    if budget_bytes is not None and (not waits or driver.owned_memory):
         peak = 0 if memory is None else memory.peak_bytes
         # The rank that keeps most need not be the one that allocates most.
         update_bytes = ranks.most("bytes in the optimizer's step", own_bytes + peak) - base
@@ -147,25 +146,16 @@ def _step_memory(
     Raises:
         PlanError: something is planned, and ranks own parameters, but what they keep of them is not known.
     """
-    optimizer, ranks, owned, update = (
-        driver.optimizer,
-        driver.ranks,
-        driver.owned_memory,
-        driver.update,
-    )
+    optimizer, ranks, owned = driver.optimizer, driver.ranks, driver.owned_memory
     if optimizer is None:
         return None
     is_planned = description.budget_bytes is not None or description.pinned is not None
-    if owned is None:
-        if (
-            not is_planned
-        ):  # what it keeps is shown; what operators need for themselves is not worth measuring
-            workspaces = WorkspaceTable(measures=False)
-        by = {} if update is None else {"step_of": lambda twin: functools.partial(update, twin[0])}
-        stepped = getattr(
-            optimizer, "optimizer", optimizer
-        )  # without what a framework wraps around
-        found = step_memory(stepped, workspaces, **by)
+    if (
+        not is_planned
+    ):  # what it keeps is shown; what operators need for themselves is not worth measuring
+        workspaces = WorkspaceTable(measures=False)
+    if owned is None:  # without what a framework wraps around
+        found = step_memory(getattr(optimizer, "optimizer", optimizer), workspaces)
     else:
         found = owned(workspaces)
         if ranks.most("whether the optimizer's memory is not known", int(found is None)):
@@ -177,7 +167,7 @@ def _step_memory(
         )
         if owned is not None:
             raise PlanError(
-                f"{text}, nor what it keeps of the whole parameters that ranks own. Drop compile.memory_budget and compile.plan, "
+                f"{text}, nor what ranks keep of whole parameters or fp32 copies. Drop compile.memory_budget and compile.plan, "
                 "or use another optimizer"
             )
         logger.info("%s, and no part of the plan", text)
