@@ -133,7 +133,7 @@ def test_a_wrong_declaration_is_found_at_the_first_step() -> None:
 
 
 class Choice(nn.Module):
-    """A layer that is frozen, one without a use, and one that some ranks alone use."""
+    """A layer that is frozen at first, one without a use, and one that some ranks alone use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,6 +155,7 @@ def test_frozen_unused_and_added_parameters() -> None:
         for step in range(4):
             if step == 2:
                 optimizer.add_param_group({"params": list(model.some.parameters()), "lr": 3e-2})
+                model.frozen.requires_grad_(True)
             for rank in ranks:
                 x = torch.full((2, 5), 1.0 + rank + step)
                 (model(x, rank == 1).square().mean() / len(ranks)).backward()

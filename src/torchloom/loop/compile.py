@@ -26,7 +26,7 @@ from torchloom.log import get_logger
 from torchloom.loop.clip import take_norm
 from torchloom.loop.elementwise import may_step_by_parts
 from torchloom.loop.offloads import Offloads
-from torchloom.loop.optimizer_hooks import after_steps_of
+from torchloom.loop.optimizer_hooks import after_steps_of, settle
 from torchloom.loop.optimizer_list import StepsInTurn, members_of
 from torchloom.loop.optimizers import config_facts
 from torchloom.loop.owner_memory import memory_of
@@ -330,6 +330,9 @@ class LoopSteps:
             args: of the forward call.
             kwargs: of the forward call.
         """
+        model = self._model()
+        if model is not None:
+            settle(model)
         if not torch.is_grad_enabled():
             self._log.check.meter = None
             self._measured.close()

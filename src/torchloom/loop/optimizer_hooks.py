@@ -85,19 +85,16 @@ def after_steps_of(
 
 
 def settle_before_use(model: nn.Module) -> None:
-    """Undo a step that raised on all ranks, such as one that was interrupted, before the model is used or saved.
-
-    Args:
-        model: of a loop of one's own.
-    """
-
-    def settle(module: nn.Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            restore_after_raised()
-            settle_slices(module)
-
-    keep_hook(model, model.register_forward_pre_hook(settle))
+    """Call `settle` before the eager model of a loop is used or saved; the steps of a compiled one call it themselves."""
+    keep_hook(model, model.register_forward_pre_hook(settle), is_for_eager=True)
     keep_hook(model, model.register_state_dict_pre_hook(settle))
+
+
+def settle(model: nn.Module, *_: Any) -> None:
+    """Undo a step that raised on all ranks, such as one that was interrupted."""
+    if not torch.compiler.is_compiling():
+        restore_after_raised()
+        settle_slices(model)
 
 
 def share_buffers_after_steps(model: nn.Module, comm: Communicator) -> None:

@@ -35,7 +35,7 @@ class Slices:
     """The parameters of one model that are stepped in slices.
 
     Args:
-        params: whole, as `shard_module` left them, by name.
+        params: whole, as `shard_module` left them, by name; frozen ones are sliced once they are trained.
         layout: of the model.
         comm: of its ranks.
     """
@@ -43,16 +43,27 @@ class Slices:
     def __init__(
         self, params: Mapping[str, nn.Parameter], layout: Layout, comm: Communicator
     ) -> None:
-        self.params, self._layout, self._comm = dict(params), layout, comm
+        self._all, self._layout, self._comm = dict(params), layout, comm
         # Held, so that no other tensor can come to lie at the same address.
         self._padded = {
-            name: padded_flat(param.data, layout.world_size) for name, param in params.items()
+            name: padded_flat(param.data, layout.world_size)
+            for name, param in params.items()
+            if param.requires_grad
         }
         self._whole: dict[str, tuple[Tensor, Tensor | None]] = {}
         """Data and gradient of each parameter that is a slice now."""
         self.is_published = True
         """Whether all ranks have what the last step has written."""
         _LIVING.add(self)
+
+    @property
+    def params(self) -> dict[str, nn.Parameter]:
+        """Those that are trained now, or were."""
+        return {
+            name: param
+            for name, param in self._all.items()
+            if param.requires_grad or name in self._padded
+        }
 
     def prepare(self) -> None:
         """Give each weight that has been given new data a padded storage of its own.
@@ -65,7 +76,7 @@ class Slices:
         strangers = {
             name: param
             for name, param in self.params.items()
-            if not _lies_in(param, self._padded[name])
+            if name not in self._padded or not _lies_in(param, self._padded[name])
         }
         for name, param in strangers.items():
             shape = self._layout[name].shape
@@ -180,9 +191,7 @@ def step_in_slices(model: nn.Module, layout: Layout, comm: Communicator) -> None
         comm: of its ranks.
     """
     owners = owners_of(model)
-    params = {s.name: owners[s.name] for s in layout if s.is_sliced and s.requires_grad}
-    if not params:
-        return
+    params = {s.name: owners[s.name] for s in layout if s.is_sliced}
     _OF_MODELS[model] = Slices(params, layout, comm)
 
 

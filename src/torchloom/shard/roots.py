@@ -48,10 +48,11 @@ def sharded_models() -> list[nn.Module]:
     return list(ROOTS.keys())
 
 
-def keep_hook(model: nn.Module, hook: RemovableHandle) -> None:
-    """Remove a hook of a sharded model when the model is made whole again."""
+def keep_hook(model: nn.Module, hook: RemovableHandle, *, is_for_eager: bool = False) -> None:
+    """Remove a hook of a sharded model when the model is made whole again, or compiled if it is for eager code."""
     root = ROOTS[model]
-    ROOTS[model] = replace(root, lasting=(*root.lasting, hook))
+    kind = "hooks" if is_for_eager else "lasting"
+    ROOTS[model] = replace(root, **{kind: (*getattr(root, kind), hook)})
 
 
 def living_layouts() -> list[Layout]:
