@@ -15,9 +15,10 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from torchloom import events
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.dynamo import is_restart
 from torchloom._torch.tensors import lives_on
-from torchloom.backends.graphs import copy_graph_module, name_of
+from torchloom.backends.graphs import name_of
 from torchloom.costs import CostTable
 from torchloom.deepcompile.site import Book
 from torchloom.errors import AgreementError, PassError, PeerLostError, own_error

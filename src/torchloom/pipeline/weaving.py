@@ -13,9 +13,9 @@ from typing import Any, get_args
 from torch import fx
 
 from torchloom import events
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.dynamo import is_restart
 from torchloom.backends import lookup_backend
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
 from torchloom.capture.recorded import RECORDED
