@@ -224,9 +224,9 @@ def on_ranks(rank: int, folder: str) -> list[tuple[str, dict[str, Tensor]]]:
     found = [
         (kind, in_engine(stage, kind)[1])
         for kind in OPTIMIZERS
-        for stage in ((0, 1, 2, 3) if kind in ("adamw", "muon") else (2,))
+        for stage in {"adamw": (0, 1, 3), "muon": (0, 1, 3)}.get(kind, (2,))
     ]
-    found += [("muon", in_loop(stage, "muon")) for stage in (0, 1, 2, 3)]
+    found += [("muon", in_loop(stage, "muon")) for stage in (0, 1, 2)]
     found += [(kind, in_loop(1, kind, resumed_at=3)) for kind in ("adamw", "muon", "adafactor")]
     zero = {
         "stage": 2,
@@ -239,7 +239,7 @@ def on_ranks(rank: int, folder: str) -> list[tuple[str, dict[str, Tensor]]]:
     ):
         for kind in ("adamw", "muon"):
             found.append((kind, in_engine(2, kind, zero_optimization=zero)[1]))
-            found += [(kind, each(3, kind)) for each in (lambda *how: in_engine(*how)[1], in_loop)]
+            found.append((kind, in_loop(3, kind)))
     engine, _ = in_engine(2, "muon")
     engine.save_checkpoint(folder, tag="five")
     train(engine, range(5, 8))

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchloom._torch.tensors import tensors_inside
 from torchloom._torch.untraced import leave_alone
 from torchloom.config import Config
 from torchloom.errors import ConfigError
@@ -113,7 +113,7 @@ def check_carried(optimizer: Optimizer) -> None:
     """
     for param, state in optimizer.state.items():
         for key, value in state.items() if param in _PLACES else ():
-            found = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+            found = tensors_inside(value)
             if key != "step" and any(each.dtype == torch.float32 for each in found):
                 raise ConfigError(
                     f"bf16.stochastic_rounding: {type(optimizer).__name__} keeps {key!r} in fp32, which load_state_dict makes bf16, so "
