@@ -38,10 +38,10 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class Telling(torch.optim.SGD):
-    """Adds to its state dict."""
+    """Adds what is no plain data to its state dict."""
 
     def state_dict(self):
-        return {**super().state_dict(), "lookahead": 3}
+        return {**super().state_dict(), "lookahead": object()}
 
 
 class OtherClass(torch.Tensor):
@@ -77,7 +77,11 @@ class Writing(nn.Module):
 
 REFUSED = {
     "a wrapper": (lambda p: Lookahead(torch.optim.SGD(p, lr=0.1)), None, "Lookahead holds another"),
-    "a key": (lambda p: Telling(p, lr=0.1), None, "holds lookahead beside"),
+    "a key": (
+        lambda p: Telling(p, lr=0.1),
+        None,
+        "beside states[0]['lookahead'] is a builtins.object",
+    ),
     "a class": (lambda p: Boxed(p, lr=0.1), None, "test_foreign.OtherClass"),
     "a module": (lambda p: torch.optim.SGD(p, lr=0.1), Writing, "(Writing) writes scale"),
 }

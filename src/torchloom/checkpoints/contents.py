@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchloom._torch.dcp import StoredChunk, StoredTensor
 from torchloom.checkpoints.manifest import reading
-from torchloom.checkpoints.values import decode, dtype_of
+from torchloom.checkpoints.values import Wrappers, decode, dtype_of
 from torchloom.errors import CheckpointError
 from torchloom.shard.shard_tensor import boxes_of
 
@@ -167,12 +167,18 @@ class Contents:
             CheckpointError: it cannot be read.
         """
         with reading(self.path / _FACTS, f" at {name!r}"):
-            return self.fetch(name, self.trees[name])
+            tree = self.trees[name]
+        return self.fetch(name, tree)
 
-    def fetch(self, name: str, tree: Any) -> Any:
-        """Return a value that is part of the tree `name`."""
+    def fetch(self, name: str, tree: Any, wrappers: Wrappers | None = None) -> Any:
+        """Return a value that is part of the tree `name`; tensors in it may be of these classes.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
         prefix = self.prefixes.get(name, "")
-        return decode(tree, lambda key: self.whole(prefix + key))
+        with reading(self.path / _FACTS, f" at {name!r}"):
+            return decode(tree, lambda key: self.whole(prefix + key), wrappers)
 
     def whole(self, key: str) -> Tensor:
         """Read a tensor.

@@ -155,7 +155,7 @@ def _states(name: str, param: ImportedParam, parts: list[PayloadPart]) -> Value:
             parts += _tensor(full, param, held)
             value.tree.append([state, "piece", None])
         else:
-            add_state(value, state, held, full, f"the state {state!r} of {name!r}")
+            add_state(value, state, held, full, f"the state {state!r} of {name!r}", {})
     return value
 
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torchloom.checkpoints.values import Value, plain_tensor, value_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import ParamSpec
-from torchloom.shard.state import ORIGINAL
+from torchloom.shard.state import ORIGINAL, state_dict_mode
 
 
 def generator_states() -> dict[str, Any]:
@@ -158,9 +158,11 @@ def values_of(
 def _of_optimizer(engine: Trained, optimizer: Optimizer) -> Iterator[tuple[str, Value]]:
     check_keeps_all(optimizer)
     names = {id(each.param): each.spec.name for each in engine.local}
+    kept = [_without_states(each) for each in members_of(optimizer)]
+    packed = [group for each in kept for group in each["param_groups"]]
     groups = [
-        {**group, "params": [names.get(id(param), param) for param in group["params"]]}
-        for group in optimizer.param_groups
+        {**plain, "params": [names.get(id(param), param) for param in group["params"]]}
+        for group, plain in zip(optimizer.param_groups, packed, strict=True)
     ]
     for index, group in enumerate(groups):
         for param in group["params"]:
@@ -171,6 +173,10 @@ def _of_optimizer(engine: Trained, optimizer: Optimizer) -> Iterator[tuple[str, 
                     "that are trained to torchloom.initialize"
                 )
     yield "groups", value_of("groups", groups)
+    more = [_beside_states(each) for each in kept]
+    if any(more):
+        kind = kind_of(optimizer)
+        yield BESIDE, value_of(f"what {kind}.state_dict() holds beside states", more, BESIDE)
     others = {key: state for key, state in optimizer.state.items() if id(key) not in names}
     if any(isinstance(key, Tensor) for key in others):
         raise CheckpointError(
@@ -199,14 +205,67 @@ def check_keeps_all(optimizer: Optimizer) -> None:
                 f"{kind} holds another optimizer in {name!r}, whose states a checkpoint would lose: "
                 "save without it, or let both share one `state`"
             )
-    if type(optimizer).state_dict is Optimizer.state_dict:
-        return
-    more = sorted(set(optimizer.state_dict()) - {"state", "param_groups"})
-    if more:
+    for each in members_of(optimizer):
+        if "param_groups" not in _without_states(each):
+            raise CheckpointError(
+                f"{type(each).__name__}.state_dict() holds no `param_groups`, so a checkpoint would not know its states: "
+                "save without it"
+            )
+
+
+def members_of(optimizer: Any) -> list[Any]:
+    """Return the optimizers that step as one, or the one."""
+    return optimizer.linked() if hasattr(optimizer, "linked") else [optimizer]
+
+
+def _without_states(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's state dict but for the states of parameters."""
+    own = vars(optimizer)
+    states = own.get("state")
+    try:
+        if states is not None:
+            own["state"] = {}
+        with state_dict_mode("local"):
+            return dict(optimizer.state_dict())
+    finally:
+        if states is not None:
+            own["state"] = states
+
+
+def _beside_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: each for k, each in state_dict.items() if k not in ("state", "param_groups")}
+
+
+BESIDE = "optimizer/beside states"
+"""Value: what each optimizer's `state_dict()` holds beside `state` and `param_groups`."""
+
+
+def beside_states(optimizer: Any) -> dict[str, Any]:
+    """Return what an optimizer's `state_dict()` holds beside `state` and `param_groups`."""
+    return _beside_states(_without_states(optimizer))
+
+
+def take_beside_states(optimizer: Any, held: Mapping[str, Any]) -> None:
+    """Give an optimizer what `beside_states` returned, by its own `load_state_dict`; states and groups stay as they are.
+
+    Raises:
+        CheckpointError: it does not take it.
+    """
+    before = optimizer.state, optimizer.param_groups
+    try:
+        optimizer.load_state_dict({**_without_states(optimizer), **held})
+    finally:
+        optimizer.state, optimizer.param_groups = before
+    if not is_same(beside_states(optimizer), held):
         raise CheckpointError(
-            f"{kind}.state_dict() holds {', '.join(map(str, more[:3]))} beside `state` and "
-            "`param_groups`, which a checkpoint would lose: keep it in `state` or `param_groups`"
+            f"{type(optimizer).__name__}.load_state_dict() does not take {', '.join(map(str, held))}, which its state_dict() "
+            "returned: load with load_optimizer_states=False"
         )
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Say whether two plain values are equal."""
+    return value_of("left", left, "").digest() == value_of("right", right, "").digest()
 
 
 def check_modules(model: nn.Module) -> None:

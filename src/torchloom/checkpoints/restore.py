@@ -10,6 +10,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,18 @@ from torch import Tensor
 from torchloom.checkpoints.choose import choose
 from torchloom.checkpoints.contents import Contents, read_contents
 from torchloom.checkpoints.engine_values import (
+    BESIDE,
     Counters,
     Trained,
+    beside_states,
     generator_states,
     has_position,
+    is_same,
     kind_of,
+    members_of,
     modules_with_extra_state,
     set_generators,
+    take_beside_states,
 )
 from torchloom.checkpoints.manifest import reading
 from torchloom.checkpoints.rank_task import RankTask, answers, attempt
@@ -41,6 +47,7 @@ from torchloom.checkpoints.restore_tensors import (
     read_weights,
     whole_weights,
 )
+from torchloom.checkpoints.values import bytes_in, value_of
 from torchloom.errors import CheckpointError
 from torchloom.log import get_logger
 from torchloom.shard import layout_of
@@ -206,6 +213,7 @@ def _prepare_run(
         _check_kind(contents, "optimizer", engine.optimizer)
         ready.writes.append(read_groups(engine, contents, strict=options.strict))
         ready.writes.append(read_states(engine, contents))
+        _prepare_beside(engine.optimizer, contents, ready)
     scheduler = engine.lr_scheduler
     if options.scheduler_states and scheduler is not None and "scheduler" in contents.trees:
         _check_kind(contents, "scheduler", scheduler)
@@ -219,6 +227,24 @@ def _prepare_run(
         ranks = f"written by {contents.world_size} ranks, {engine.world.world_size} load it"
         origin = ranks if contents.world_size else "imported"
         ready.notes.append(f"the checkpoint was {origin}: random number generators start anew")
+
+
+def _prepare_beside(optimizer: Any, contents: Contents, ready: _Prepared) -> None:
+    """Prepare what the optimizer's `state_dict()` holds beside states; bytes may be a pickle, which nobody is to open."""
+    members = members_of(optimizer)
+    saved = contents.value(BESIDE) if BESIDE in contents.trees else [{} for _ in members]
+    for each, held in zip(members, saved, strict=True):
+        before = beside_states(each)
+        if is_same(before, held):
+            continue
+        if list(bytes_in(value_of(BESIDE, held).tree)) != list(
+            bytes_in(value_of(BESIDE, before).tree)
+        ):
+            raise CheckpointError(
+                f"{kind_of(each)} keeps bytes beside its states ({', '.join(map(str, held))}) that are others than this run's, "
+                "and to load them could run code: build it with the same arguments, or load with load_optimizer_states=False"
+            )
+        ready.setters.append((partial(take_beside_states, each), held, before))
 
 
 def _check_kind(contents: Contents, what: str, present: object) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchloom._torch.tensors import tree_map_only
 from torchloom.checkpoints.contents import Contents
 from torchloom.checkpoints.engine_values import Leaf, Trained, buffers_of
+from torchloom.checkpoints.values import Wrappers, is_wrapper, laid_out, rewrapped, wrappers_of
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, gathered, layout_of, owners_of
 from torchloom.shard.shards import cut, valid_numel
@@ -258,9 +259,9 @@ def read_states(engine: Trained, contents: Contents) -> Write:
             f"the optimizer's states {', '.join(own[:3])} differed between the {contents.world_size} "
             "ranks that saved them: load on as many, or with load_optimizer_states=False"
         )
-    local = engine.local
+    local, wrappers = engine.local, wrappers_of(optimizer)
     by_leaf = {
-        each.param: _read(each, contents, layout, is_whole=local.is_owned(each.param))
+        each.param: _read(each, contents, layout, wrappers, is_owned=local.is_owned(each.param))
         for each in local
         if local.keeps_states(each.param)
     }
@@ -284,19 +285,32 @@ def read_states(engine: Trained, contents: Contents) -> Write:
     return write
 
 
-def _read(each: Leaf, contents: Contents, layout: Layout, *, is_whole: bool) -> dict[str, Any]:
-    """Read the states of a parameter, or of this rank's shard of it."""
-    name = f"optim/{each.spec.name}"
+def _read(
+    each: Leaf, contents: Contents, layout: Layout, wrappers: Wrappers, *, is_owned: bool
+) -> dict[str, Any]:
+    """Read the states of a parameter, or of this rank's shard of it.
+
+    Raises:
+        CheckpointError: they are of the whole parameter, and this rank's optimizer steps a shard.
+    """
+    name, is_divided = f"optim/{each.spec.name}", each.is_divided and not is_owned
     states: dict[str, Any] = {}
     for key, kind, value in contents.trees.get(name, ()):
-        if kind == "piece" and is_whole:
-            states[key] = contents.whole(f"{name}/{key}")
+        if kind == "piece" and is_divided:
+            numel = math.prod(each.shard_shape)
+            states[key] = read_shard(contents, f"{name}/{key}", each.spec, layout.rank, numel)
         elif kind == "piece":
-            rank, numel = layout.rank if each.is_divided else 0, math.prod(each.shard_shape)
-            value = read_shard(contents, f"{name}/{key}", each.spec, rank, numel)
-            states[key] = value.view(each.shard_shape)
+            whole = contents.whole(f"{name}/{key}")
+            if value is None and not is_owned:  # of shards, which were flat
+                whole = torch.empty_like(each.param, dtype=whole.dtype, device="cpu").copy_(whole)
+            states[key] = laid_out(whole, value)
         else:
-            states[key] = contents.fetch(name, value)
+            state = states[key] = contents.fetch(name, value, wrappers)
+            if is_divided and isinstance(state, Tensor) and state.numel() > 1:
+                raise CheckpointError(
+                    f"the optimizer's state {key!r} of {each.spec.name!r} {list(state.shape)} is of the whole parameter, and "
+                    "this run's optimizer steps shards: declare it elementwise in both runs or in none"
+                )
     return states
 
 
@@ -313,13 +327,25 @@ def _placed(
         now: the state that the parameter has, or None.
         group: of the parameter.
     """
-    if not isinstance(value, Tensor):  # tensors may be in it
-        return tree_map_only(Tensor, lambda each: engine.offloads.placed(each, like=leaf), value)
-    if isinstance(now, Tensor) and (now.shape, now.dtype) == (value.shape, value.dtype):
+
+    def on_device(each: Tensor) -> Tensor:
+        return rewrapped(each, on_device) if is_wrapper(each) else each.to(leaf.device)
+
+    def placed(each: Tensor) -> Tensor:
+        is_moved = not is_wrapper(each)  # the others stay on the device
+        return engine.offloads.placed(each, leaf.device) if is_moved else on_device(each)
+
+    if not isinstance(value, Tensor) or is_wrapper(value):  # tensors may be in it
+        return tree_map_only(Tensor, placed, value)
+    if isinstance(now, Tensor) and _layout_of(now) == _layout_of(value):
         return now.copy_(value)
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return value.clone()  # torch's optimizers count on the CPU unless told otherwise
-    return engine.offloads.placed(value, like=leaf)
+    return placed(value)
+
+
+def _layout_of(value: Tensor) -> tuple[object, ...]:
+    return type(value), value.shape, value.stride(), value.dtype
 
 
 def read_gradients(engine: Trained, contents: Contents, factor: float) -> Iterator[Write]:

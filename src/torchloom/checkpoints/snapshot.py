@@ -32,7 +32,15 @@ from torchloom.checkpoints.engine_values import (
     kind_of,
     values_of,
 )
-from torchloom.checkpoints.values import Value, add_state, plain_tensor
+from torchloom.checkpoints.values import (
+    Value,
+    Wrappers,
+    add_state,
+    is_wrapper,
+    plain_tensor,
+    strides_of,
+    wrappers_of,
+)
 from torchloom.errors import CheckpointError
 from torchloom.shard import Layout, ParamSpec, layout_of, owners_of
 from torchloom.shard.shards import valid_numel
@@ -92,6 +100,7 @@ def take(
                 f"model/{spec.name}", spec, params[spec.name], spec.mode == "sharded"
             )
     owned: dict[str, Any] = {}
+    wrappers = wrappers_of(engine.optimizer)
     for each in engine.local:
         name = f"optim/{each.spec.name}"
         if engine.optimizer is None or each.param not in engine.optimizer.state:
@@ -99,7 +108,8 @@ def take(
         is_owned = engine.local.is_owned(each.param)
         if is_owned and writers.replica:
             continue  # the rank that owns it in another copy of the weights writes it
-        states = _states_of(each, engine.optimizer.state[each.param], writers, parts, is_owned)
+        held = engine.optimizer.state[each.param]
+        states = _states_of(each, held, writers, parts, wrappers, is_owned=is_owned)
         if is_owned:
             owned[name] = states.tree
         else:
@@ -167,6 +177,8 @@ def _states_of(
     states: Mapping[Any, Any],
     writers: Writers,
     parts: list[PayloadPart],
+    wrappers: Wrappers,
+    *,
     is_owned: bool,
 ) -> Value:
     """Return the optimizer's states of a parameter by kind, those that are plain with their values.
@@ -176,6 +188,7 @@ def _states_of(
         states: by name.
         writers: which rank writes what.
         parts: receives what this rank writes.
+        wrappers: classes that states may be of beside plain tensors.
         is_owned: whether this rank alone has the states, of the whole parameter: it writes all tensors among them.
 
     Raises:
@@ -184,21 +197,25 @@ def _states_of(
     value, whole = Value([]), tuple(each.spec.shape)
     for key, state in states.items():
         full, where = _named(each, key)
-        if _is_shard(key, state, whole if is_owned else each.shard_shape):
+        is_divided = each.is_divided and not is_owned
+        if not is_wrapper(state) and _is_shard(
+            key, state, each.shard_shape if is_divided else whole
+        ):
             plain = plain_tensor(state, where)
             if is_owned:
                 parts.append(PayloadPart(full, plain, whole))
             else:
-                parts += writers.parts(full, each.spec, plain, each.is_divided)
-            value.tree.append([key, "piece", None])  # the word of the format
+                parts += writers.parts(full, each.spec, plain, is_divided)
+            # "piece" is the word of the format; shards are flat
+            value.tree.append([key, "piece", None if is_divided else strides_of(plain)])
             continue
-        if each.is_divided and not is_owned and isinstance(state, Tensor) and state.numel() > 1:
+        if is_divided and isinstance(state, Tensor) and state.numel() > 1:
             raise CheckpointError(
                 f"{where} has shape {list(state.shape)}, its shard of the parameter "
                 f"{list(each.shard_shape)}: a checkpoint keeps states with an element per element, and "
                 "single numbers. Leave it to an owner: an optimizer that is declared elementwise keeps no others"
             )
-        add_state(value, key, state, full, where)
+        add_state(value, key, state, full, where, wrappers)
     if is_owned:
         parts += [
             PayloadPart(name, held, tuple(held.shape)) for name, held in value.tensors.items()
@@ -212,15 +229,15 @@ def _named(each: Leaf, key: Any) -> tuple[str, str]:
     Raises:
         CheckpointError: it has no name.
     """
-    if not isinstance(key, str):
+    if type(key) not in (str, int):
         raise CheckpointError(
             f"the optimizer's state of {each.spec.name!r} has a key {key!r}: a checkpoint "
-            "keeps states that are named by texts"
+            "keeps states that are named by texts or numbers"
         )
     return f"optim/{each.spec.name}/{key}", f"the optimizer's state {key!r} of {each.spec.name!r}"
 
 
-def _is_shard(key: str, state: Any, shape: tuple[int, ...]) -> bool:
+def _is_shard(key: str | int, state: Any, shape: tuple[int, ...]) -> bool:
     """Say whether a state has an element per element of a parameter's shard."""
     if not isinstance(state, Tensor) or tuple(state.shape) != shape:
         return False

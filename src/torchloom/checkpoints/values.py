@@ -5,6 +5,9 @@
 
 Nothing is pickled: what is read can only be numbers, texts, plain containers and tensors. A value of
 another kind is refused when it is saved, by its place, instead of being lost when it is loaded.
+
+Strides that are not those of a tensor's shape are kept beside it. A tensor of a class that wraps others is taken apart
+into these and plain data; whoever reads says which classes may be put together again.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import base64
 import hashlib
 import json
 import math
+import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +53,35 @@ class Value:
         return digest.hexdigest()[:16]
 
 
-def value_of(where: str, value: Any, name: str | None = None) -> Value:
+Wrappers = Mapping[str, Any]
+"""Classes of tensors that wrap others, by qualified name."""
+
+
+def wrappers_of(optimizer: Any) -> Wrappers:
+    """Return the classes of which an optimizer's states may be: those that the modules of its own class name.
+
+    Only these are read back, so a file cannot name another one; a run that has taken no step yet knows them, too.
+
+    Args:
+        optimizer: or several that step as one.
+    """
+    members = getattr(optimizer, "optimizers", [optimizer])
+    modules = {kind.__module__ for each in members for kind in type(each).__mro__}
+    named = [list(vars(sys.modules[name]).values()) for name in modules if name in sys.modules]
+    kinds = [kind for each in named for kind in each if isinstance(kind, type)]
+    return {_name_of(kind): kind for kind in kinds if _wraps(kind)}
+
+
+def value_of(
+    where: str, value: Any, name: str | None = None, wrappers: Wrappers | None = None
+) -> Value:
     """Return a plain value with the tensors in it taken apart.
 
     Args:
         where: what it is, for messages.
         value: plain data and tensors.
         name: under which its tensors are stored; default: `where`.
+        wrappers: classes that tensors in it may be of.
 
     Raises:
         CheckpointError: it holds what a checkpoint cannot keep.
@@ -67,11 +93,13 @@ def value_of(where: str, value: Any, name: str | None = None) -> Value:
         made.tensors[key] = tensor
         return key
 
-    made.tree = encode(value, keep, where)
+    made.tree = encode(value, keep, where, wrappers)
     return made
 
 
-def add_state(states: Value, key: str, state: Any, name: str, where: str) -> None:
+def add_state(
+    states: Value, key: str | int, state: Any, name: str, where: str, wrappers: Wrappers
+) -> None:
     """Add an optimizer's state that is not divided to those of its parameter.
 
     Args:
@@ -80,35 +108,44 @@ def add_state(states: Value, key: str, state: Any, name: str, where: str) -> Non
         state: a tensor, which is stored under `name`, or plain data.
         name: of its tensors.
         where: what it is, for messages.
+        wrappers: classes that tensors in it may be of.
     """
-    if isinstance(state, Tensor):
-        made = Value({"$tensor": name}, {name: plain_tensor(state, where)})
+    if isinstance(state, Tensor) and not is_wrapper(state):
+        tree = encode(state, lambda _: name, where)
+        made = Value(tree, {name: plain_tensor(state, where)})
     else:
-        made = value_of(where, state, name)
+        made = value_of(where, state, name, wrappers)
     states.tensors.update(made.tensors)
     states.tree.append([key, "value", made.tree])
 
 
-def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
+def encode(
+    value: Any, keep: Callable[[Tensor], str], where: str, wrappers: Wrappers | None = None
+) -> Any:
     """Return `value` as what JSON can hold; tensors are handed to `keep`, which names them.
 
     Args:
         value: numbers, texts, tensors, and containers of them.
         keep: takes a tensor and returns the name to find it by.
         where: what the value is, for messages.
+        wrappers: classes that tensors in it may be of.
 
     Raises:
         CheckpointError: a part of it is of a kind that cannot be kept.
     """
     kind = type(value)
+
+    def inner(item: Any, at: str) -> Any:
+        return encode(item, keep, at, wrappers)
+
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
     if isinstance(value, Tensor):
-        return {"$tensor": keep(plain_tensor(value, where))}
+        return _encode_tensor(value, keep, where, wrappers)
     if kind is list:
-        return [encode(item, keep, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode(item, keep, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: inner(item, f"{where}[{key!r}]") for key, item in value.items()}
     row = _KINDS.get(np.generic if isinstance(value, np.generic) else kind)
     is_array = isinstance(value, (np.ndarray, np.generic))
     if row is None or (is_array and value.dtype.kind not in _NUMBERS):
@@ -120,37 +157,131 @@ def encode(value: Any, keep: Callable[[Tensor], str], where: str) -> Any:
     if isinstance(value, dict):
         return {
             mark: [
-                [encode(key, keep, f"a key of {where}"), encode(item, keep, f"{where}[{key!r}]")]
+                [inner(key, f"a key of {where}"), inner(item, f"{where}[{key!r}]")]
                 for key, item in value.items()
             ]
         }
-    return {mark: encode(apart(value), keep, where)}
+    return {mark: inner(apart(value), where)}
 
 
-def decode(tree: Any, fetch: Callable[[str], Any]) -> Any:
+def _encode_tensor(
+    value: Tensor, keep: Callable[[Tensor], str], where: str, wrappers: Wrappers | None
+) -> dict[str, Any]:
+    name = _name_of(type(value))
+    if wrappers is not None and wrappers.get(name) is type(value):
+        return {"$wrapper": [name, encode(_apart(value), keep, where, wrappers)]}
+    plain = plain_tensor(value, where)
+    found: dict[str, Any] = {"$tensor": keep(plain)}
+    if plain.stride() != torch.empty(plain.shape, device="meta").stride():
+        found["strides"] = strides_of(plain)
+    return found
+
+
+def decode(tree: Any, fetch: Callable[[str], Any], wrappers: Wrappers | None = None) -> Any:
     """Return the value that `encode` made `tree` of.
 
     Args:
         tree: what JSON held.
         fetch: returns the tensor of a name.
+        wrappers: classes that tensors in it may be of.
 
     Raises:
-        CheckpointError: the tree is not one that `encode` makes.
+        CheckpointError: the tree is not one that `encode` makes, or names another class.
     """
     if isinstance(tree, list):
-        return [decode(item, fetch) for item in tree]
+        return [decode(item, fetch, wrappers) for item in tree]
     if not isinstance(tree, dict):
         return tree
     mark = next(iter(tree), "")
     if not mark.startswith("$"):
-        return {key: decode(item, fetch) for key, item in tree.items()}
+        return {key: decode(item, fetch, wrappers) for key, item in tree.items()}
     if mark == "$tensor":
-        return fetch(tree[mark])
+        return laid_out(fetch(tree[mark]), tree.get("strides"))
+    if mark == "$wrapper":
+        name, held = tree[mark]
+        return _put_together(name, (wrappers or {}).get(name), decode(held, fetch, wrappers))
     if mark not in _BY_MARK:
         raise CheckpointError(
             f"a stored value is marked {mark!r}, which this version does not know"
         )
-    return _BY_MARK[mark](decode(tree[mark], fetch))
+    return _BY_MARK[mark](decode(tree[mark], fetch, wrappers))
+
+
+def bytes_in(tree: Any) -> Iterator[str]:
+    """Yield the bytes in what `encode` returned, as they are spelled there."""
+    if isinstance(tree, dict) and "$bytes" in tree:
+        yield tree["$bytes"]
+        return
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from bytes_in(each)
+
+
+def is_wrapper(value: Any) -> bool:
+    """Say whether a value is a tensor of a class that wraps others."""
+    return _wraps(type(value))
+
+
+def _wraps(kind: type) -> bool:
+    return issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__")
+
+
+def rewrapped(value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a tensor of the same class that wraps what `change` makes of each tensor in it."""
+    tensors, *rest = _apart(value)
+    changed = {name: change(each) for name, each in tensors.items()}
+    return _put_together(_name_of(type(value)), type(value), [changed, *rest])
+
+
+def _apart(value: Any) -> list[Any]:
+    names, context = value.__tensor_flatten__()
+    tensors = {name: getattr(value, name) for name in names}
+    return [tensors, context, list(value.shape), list(value.stride())]
+
+
+def _put_together(name: str, kind: Any, held: list[Any]) -> Tensor:
+    if kind is None:
+        raise CheckpointError(
+            f"a stored state is a {name}, which the modules of this run's optimizer do not name: use the optimizer that "
+            "wrote it, or load with load_optimizer_states=False"
+        )
+    tensors, context, shape, strides = held
+    made = kind.__tensor_unflatten__(tensors, context, torch.Size(shape), tuple(strides))
+    if type(made) is not kind or made.shape != torch.Size(shape):
+        raise CheckpointError(f"a stored {name} of shape {list(shape)} comes back as another one")
+    return made
+
+
+def strides_of(value: Tensor) -> list[int] | None:
+    """Return the strides of a tensor that fills its memory once; None of another one, which comes back contiguous."""
+    strides = list(value.stride())
+    return strides if _fills_memory(value.shape, strides) else None
+
+
+def laid_out(value: Tensor, strides: Sequence[int] | None) -> Tensor:
+    """Return a tensor with these strides; None: it stays as it is.
+
+    Raises:
+        CheckpointError: such a tensor would not fill its memory once.
+    """
+    if strides is None or value.stride() == tuple(strides):
+        return value
+    if not _fills_memory(value.shape, strides):
+        raise CheckpointError(f"a stored tensor {list(value.shape)} has strides {list(strides)}")
+    return value.new_empty_strided(value.shape, list(strides)).copy_(value)
+
+
+def _fills_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    end = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != end:
+                return False
+            end *= size
+    return True
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def plain_tensor(value: Tensor, where: str) -> Tensor:

@@ -105,10 +105,9 @@ class Offloads:
             model, self.layout, mover_of(self.device), waiting if SHARDS in self.names else ()
         )
 
-    def placed(self, value: Tensor, *, like: Tensor) -> Tensor:
-        """Return an optimizer state of the parameter `like` where such states live."""
-        shape = like if value.shape == like.shape else value
-        state = torch.empty_like(shape, dtype=value.dtype, device=like.device)
+    def placed(self, value: Tensor, device: torch.device) -> Tensor:
+        """Return an optimizer state of a parameter on `device` where such states live."""
+        state = torch.empty_like(value, device=device)
         arena = mover_of(self.device).arena
         if STATES not in self.names or value.dim() == 0 or value.numel() == 0:
             return state.copy_(value)

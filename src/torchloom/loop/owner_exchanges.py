@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom.checkpoints.values import Value, decode, dtype_of, value_of
+from torchloom.checkpoints.values import Value, Wrappers, decode, dtype_of, value_of
 from torchloom.errors import EngineError
 from torchloom.loop.owners import Unit
 from torchloom.runtime import lookup
@@ -148,10 +148,17 @@ class Trip:
             pending.finish()
 
 
-def state_from_owner(unit: Unit, state: Any) -> dict[str, Any] | None:
-    """Return the states of one parameter, which its owner has: first what they are, then each tensor."""
+def state_from_owner(unit: Unit, state: Any, wrappers: Wrappers) -> dict[str, Any] | None:
+    """Return the states of one parameter, which its owner has: first what they are, then each tensor.
+
+    Args:
+        unit: the parameter.
+        state: on its owner the states; None where it has none.
+        wrappers: classes that tensors among them may be of.
+    """
     comm, device = lookup(unit.layout.handle), unit.param.device
-    told = Value(None) if state is None else value_of(unit.spec.name, dict(state))
+    name = unit.spec.name
+    told = Value(None) if state is None else value_of(name, dict(state), wrappers=wrappers)
     facts = [(key, str(each.dtype)[6:], list(each.shape)) for key, each in told.tensors.items()]
     text = json.dumps([told.tree, facts]).encode()
     length = torch.tensor([len(text)], device=device)
@@ -169,7 +176,7 @@ def state_from_owner(unit: Unit, state: Any) -> dict[str, Any] | None:
             own if own is not None else torch.empty(shape, dtype=dtype_of(dtype), device=device)
         )
         comm.broadcast([tensors[key]], unit.owner)
-    return decode(tree, tensors.__getitem__)
+    return decode(tree, tensors.__getitem__, wrappers)
 
 
 def _checked(unit: Unit) -> Tensor:

@@ -33,6 +33,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom._torch.subclasses import as_plain_tensors
 from torchloom._torch.untraced import leave_alone
+from torchloom.checkpoints.values import wrappers_of
 from torchloom.errors import EngineError
 from torchloom.events import OwnersChosen, emit
 from torchloom.log import get_logger
@@ -165,9 +166,10 @@ class Ownership:
             keep: called with each value before the next one travels; returns what takes its place.
         """
         optimizer, found = self._known_optimizer(), dict[int, dict[str, Any]]()
+        wrappers = wrappers_of(optimizer)
         for unit in self.units.values():
             mine = optimizer.state.get(unit.param) if unit.is_mine else None
-            state = state_from_owner(unit, mine)
+            state = state_from_owner(unit, mine, wrappers)
             if state is not None:
                 found[id(unit.param)] = {key: keep(value) for key, value in state.items()}
         return found
