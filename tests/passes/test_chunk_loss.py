@@ -82,7 +82,15 @@ def with_next_tokens(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
     return sliced(h, w, b, y) + 0.3 * F.cross_entropy(ahead.flatten(0, 1), y[:, 2:].flatten())
 
 
+def sliced_behind_a_view(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    logits = F.linear(h[:, :36], w).view(8, 9, CLASSES)[:2, :8]
+    return F.cross_entropy(logits.reshape(-1, CLASSES), y[0, :16])
+
+
 LOSSES: dict[str, Loss] = {
+    "keywords": lambda h, w, b, y: F.cross_entropy(
+        F.linear(h, bias=b, weight=w).flatten(0, 1), y.flatten()
+    ),
     "T5: rows are scaled": lambda h, w, b, y: mean(h * WIDTH**-0.5, w, b, y),
     "Cohere, Granite": lambda h, w, b, y: of_transformers(F.linear(h, w) * 0.0625 / -8.0, y),
     "BERT": lambda h, w, b, y: flat(F.layer_norm(F.gelu(h), (WIDTH,)), w, b, y, ignore_index=7),
@@ -241,6 +249,11 @@ STAYS: dict[str, tuple[Loss, str]] = {
     "z loss in a checkpoint": (in_a_checkpoint(with_its_square), "more than a loss is made"),
     "autocast in a checkpoint": (in_a_checkpoint(under_autocast_within), "more than a loss"),
     "padded classes": (two_of_one, "indexed in an unknown way"),
+    "sliced behind a view": (sliced_behind_a_view, "getitem changes them"),
+    "keyword of a step": (
+        lambda h, w, b, y: of_transformers(torch.tanh(input=F.linear(h, w)), y),
+        "tanh makes them",
+    ),
     "scale that is trained": (
         lambda h, w, b, y: of_transformers(F.linear(h, w) * b.mean(), y),
         "mul makes them",

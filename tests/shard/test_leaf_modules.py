@@ -17,7 +17,8 @@ from support.runs import sharded
 from torchloom.config.model import LeafConfig
 from torchloom.errors import AgreementError, ShardError
 from torchloom.shard import full_state_dict
-from torchloom.shard.leaf_modules import is_leaf, leaves_of, mark_leaves
+from torchloom.shard.leaf_modules import HELD, is_leaf, leaves_of, mark_leaves
+from torchloom.shard.regather import AHEAD
 
 NUM_STEPS = 5
 
@@ -134,6 +135,46 @@ def adaptive_batch(rank: int, index: int):
     return torch.randn(6, 5, generator=generator), torch.randint(top, (6,), generator=generator)
 
 
+class Drops(nn.Module):
+    """Layers that each rank leaves out by chance, computed again in backward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.is_reentrant = False
+
+    def forward(self, x, kept):
+        for layer, is_kept in zip(self.layers, kept, strict=True):
+            if is_kept:
+                x = x + checkpoint(layer, x, use_reentrant=self.is_reentrant)
+        return x
+
+
+class Dropped(nn.Module):
+    """Leaf modules that share a layer, and a weight with one beside them; whatever is used, their weights are in the loss."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, width), nn.Linear(width, width)
+        self.stacks = nn.ModuleList(Drops(width) for _ in range(2))
+        self.stacks[1].layers[0] = self.stacks[0].layers[0]
+        self.stacks[0].layers[1].weight = self.second.weight
+
+    def forward(self, x, kept):
+        x = torch.tanh(self.second(self.first(x)))
+        for stack, each in zip(self.stacks, kept, strict=True):
+            x = stack(x, each)
+        penalty = sum(each.square().sum() for each in self.stacks[1].layers[2].parameters())
+        return x.square().mean() + 0.1 * penalty
+
+
+def dropped_batch(rank: int, index: int):
+    generator = torch.Generator().manual_seed(10 * index + rank)
+    kept = torch.rand(2, 3, generator=generator) > (0.5 if index else 1.0)  # first none
+    kept[1, 2] = False  # a weight that no rank uses beside the penalty
+    return torch.randn(4, 5, generator=generator), kept.tolist()
+
+
 def mixtral():
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -164,6 +205,8 @@ KINDS = {
     "tasks": (Tasks, tasks_batch),
     "adaptive": (Adaptive, adaptive_batch),
     "mixtral": (mixtral, mixtral_batch),
+    "dropped": (Dropped, dropped_batch),
+    "reentrant": (Dropped, dropped_batch),  # DDP would see its gradients twice
 }
 
 
@@ -194,16 +237,21 @@ def distance(rank: int, kind: str, stage: int, way: str, micro_steps: int) -> fl
 
     torch.manual_seed(3)
     model = build()
+    for each in model.modules():
+        if isinstance(each, Drops):
+            each.is_reentrant = kind == "reentrant"
     made = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     if way == "engine":
-        leaves = {"leaf_module": {"classes": ["Experts"], "name_suffixes": ["by_task"]}}
+        leaves = {"leaf_module": {"classes": ["Experts", "Drops"], "name_suffixes": ["by_task"]}}
         accumulation = {"gradient_accumulation_steps": micro_steps}
         engine = sharded(model, stage, batch=1, optimizer=made, zero=leaves, **accumulation)
         for index in range(NUM_STEPS * micro_steps):
             engine.backward(engine(*batch_of(rank, index)))
             engine.step()
     else:
-        marked = (each for each in model.modules() if isinstance(each, (Experts, Tasks.Heads)))
+        marked = (
+            each for each in model.modules() if isinstance(each, (Experts, Tasks.Heads, Drops))
+        )
         torchloom.leaf(*marked)
         torchloom.shard_model(model, stage=stage, persistence_threshold=0)
         if way == "compiled":
@@ -225,15 +273,50 @@ def test_weights_are_those_of_ddp(stage: int) -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_engines_accumulate(stage: int) -> None:
-    found, *_ = run_ranks(3, farthest, ["mixture", "checkpointed", "tasks"], stage, "engine", 2)
+    found, *_ = run_ranks(
+        3, farthest, ["mixture", "checkpointed", "tasks", "dropped"], stage, "engine", 2
+    )
     assert max(found.values()) < 2e-6, found
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_compiled_models_run_leaf_modules_in_python(stage: int) -> None:
-    kinds = ["checkpointed", "tasks", "adaptive", "mixtral"]
+    kinds = ["checkpointed", "tasks", "adaptive", "mixtral", "dropped"]
     found, _ = run_ranks(2, farthest, kinds, stage, "compiled", 1)
     assert max(found.values()) < 2e-6, found
+
+
+def test_backward_passes_that_do_not_count_leave_nothing() -> None:
+    """One whose gradients are thrown away, and one that fails inside of the module."""
+
+    def fn(rank):
+        torch.manual_seed(3)
+        model = Tasks()
+        torchloom.leaf(model.heads)
+        torchloom.shard_model(model, stage=3, persistence_threshold=0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        start = full_state_dict(model)
+
+        def fails(module, args, output):
+            output.register_hook(lambda grad: 1 // 0)
+
+        def loss():
+            return model(tasks_batch(rank, 0)[0], "a")
+
+        model(tasks_batch(rank, 0)[0], "b").backward()
+        optimizer.zero_grad()
+        hook = model.heads.by_task["a"].register_forward_hook(fails)
+        with pytest.raises(ZeroDivisionError):
+            loss().backward()
+        hook.remove()
+        optimizer.zero_grad()
+        assert not HELD and not AHEAD
+        loss().backward()
+        optimizer.step()
+        return {n: not torch.equal(start[n], w) for n, w in full_state_dict(model).items()}
+
+    for moved in run_ranks(2, fn):
+        assert moved == {name: "by_task.b" not in name for name in moved}
 
 
 def test_without_a_mark_the_error_says_what_to_mark() -> None:

@@ -44,6 +44,8 @@ _TIMES = (operator.mul, torch.mul, "mul")
 _OVER = (operator.truediv, torch.div, "div")
 _TANH = (torch.tanh, "tanh")
 _TURN = ("transpose", torch.transpose)
+_OPERANDS = {"input": 0, "weight": 1, "other": 1, "mat2": 1, "bias": 2}
+"""Places of a head's arguments by keyword."""
 _MODES = (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD)
 _SUMS = (operator.add, operator.sub, torch.add, torch.sub, "add", "sub")
 _MOST_NODES = 8
@@ -235,7 +237,7 @@ def _is_step(node: fx.Node) -> bool:
     if node.target in (*_TIMES, *_OVER):
         return _factor(node) is not None
     known = (*_VIEW, *_CAST, *_TANH, *_TURN, operator.getitem)
-    return node.target in known and isinstance(node.args[0], fx.Node)
+    return node.target in known and bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
 def _factor(node: fx.Node) -> float | None:
@@ -248,7 +250,7 @@ def _factor(node: fx.Node) -> float | None:
 
 def _checked(head: fx.Node, chain: list[fx.Node]) -> tuple[float, float]:
     """Return scale and cap, if each row of logits stays one, in order."""
-    vocabulary, weight = _value(head).shape[-1], _value(head.args[1])  # type: ignore[arg-type]
+    vocabulary, weight = _value(head).shape[-1], _value(_operands(head)[1])
     if not isinstance(vocabulary, int) or weight.dim() != 2 or _value(head).dim() < 2:
         raise _Stays("the head is no matrix of known size")
     scale, cap, are_viewed = 1.0, 0.0, False
@@ -265,7 +267,7 @@ def _checked(head: fx.Node, chain: list[fx.Node]) -> tuple[float, float]:
             if not _picks_rows(node.args[1], before.dim()):
                 raise _Stays("they are indexed in an unknown way")
         elif node.target in _VIEW and value.shape[-1] == vocabulary:
-            are_viewed = are_viewed or value.dim() != before.dim()
+            are_viewed = are_viewed or value.shape != before.shape
         elif node is chain[-1] and node.target in _TURN and value.dim() == 3:
             if {each % 3 for each in node.args[1:]} != {1, 2}:  # type: ignore[operator]
                 raise _Stays("they are transposed in an unknown way")
@@ -275,6 +277,14 @@ def _checked(head: fx.Node, chain: list[fx.Node]) -> tuple[float, float]:
     if last.dim() != 2 and not (chain and chain[-1].target in _TURN):
         raise _Stays("classes are not the last dimension")
     return scale, cap
+
+
+def _operands(head: fx.Node) -> list[Any]:
+    """Return rows, weight and, if there is one, bias of a head."""
+    if not head.kwargs.keys() <= _OPERANDS.keys():
+        raise _Stays(f"the head is called with {', '.join(head.kwargs)}")
+    by_place = {**dict(enumerate(head.args)), **{_OPERANDS[k]: v for k, v in head.kwargs.items()}}
+    return [by_place[place] for place in sorted(by_place)]
 
 
 def _picks_rows(index: Any, num_dims: int) -> bool:
@@ -297,7 +307,7 @@ def _size(end: _End) -> tuple[int, int]:
 def _unread(end: _End, returned: fx.Node) -> Unread:
     """Return how logits that leave the graph are made of rows and inputs of the graph."""
     graph = fx.Graph()
-    rows: Any = end.head.args[0]
+    rows: Any = _operands(end.head)[0]
     env = {rows: graph.placeholder("rows")}
     inputs = returned.graph.find_nodes(op="placeholder")
     needed: list[fx.Node] = []
@@ -333,7 +343,7 @@ def _return_rows(gm: fx.GraphModule, end: _End, stand_ins: list[Unread]) -> None
     (results,) = output.args
     stood_for = dict(zip(end.returned, stand_ins, strict=True))
     with gm.graph.inserting_before(output):
-        rows = _add(end.head, "call_method", "detach", end.head.args[0])
+        rows = _add(end.head, "call_method", "detach", _operands(end.head)[0])
     for place, each in enumerate(results):  # type: ignore[arg-type]
         if each in stood_for:
             gm.meta.setdefault(UNREAD, {})[place] = stood_for[each]
@@ -343,7 +353,7 @@ def _return_rows(gm: fx.GraphModule, end: _End, stand_ins: list[Unread]) -> None
 def _rewrite(loss: fx.Node, arguments: dict[str, Any], end: _End, rows_at_a_time: int) -> None:
     """Put the operator in the place of a loss and its logits."""
     head, dtype = end.head, _value(end.head).dtype
-    rows, weight, *bias = (*head.args, *head.kwargs.values())
+    rows, weight, *bias = _operands(head)
     with loss.graph.inserting_before(loss):
 
         def method(name: str, *args: Any) -> fx.Node:

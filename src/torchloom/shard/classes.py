@@ -102,7 +102,7 @@ def _getter(attr: str, spec: ParamSpec, handle: str) -> Callable[[Any], Tensor]:
     def once_per_forward(self: Any) -> Tensor:
         # One gather per forward keeps the sum of a tied parameter's gradients local, as in DDP.
         # Compiled code does the same by the pass `dedupe_gathers`.
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or id(self._parameters[attr]) in HELD:
             return noted(self)
         return WRITES.once(self._parameters[attr], lambda: noted(self))
 

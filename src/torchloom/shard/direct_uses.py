@@ -31,6 +31,7 @@ from torchloom._torch.modes import is_traced
 from torchloom._torch.untraced import leave_alone
 from torchloom.errors import CompileError, ShardError
 from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.leaf_modules import let_go_of_weights
 from torchloom.shard.parameter import is_shard
 from torchloom.shard.roots import known_params, living_layouts
 
@@ -82,7 +83,8 @@ def _looking(run_backward: RunBackward) -> RunBackward:
         handles = [] if is_traced(outputs) else _averaged(outputs)
         try:
             return run_backward(outputs, *args, **kwargs)
-        except RuntimeError as error:
+        except BaseException as error:
+            let_go_of_weights()
             if "does not currently support double backward" in str(error) and living_layouts():
                 raise _double() from None
             raise

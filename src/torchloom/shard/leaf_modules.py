@@ -148,10 +148,11 @@ class Weight(NamedTuple):
 def weights_of(path: str, modules: dict[str, nn.Module], layout: Layout) -> list[Weight]:
     """Return the weights below a module that ranks gather or whose gradients are averaged in backward."""
     found: list[Weight] = []
+    inside = {*modules[path].modules()}  # not by paths: a module may be in several
     for spec in layout:
         for owner in spec.owners if spec.mode != "whole" else ():
-            if not path or owner.module == path or owner.module.startswith(f"{path}."):
-                module = modules[owner.module]
+            module = modules[owner.module]
+            if module in inside:
                 param = module._parameters[owner.attr]
                 assert param is not None
                 copies = 2 if spec.requires_grad else 1
@@ -187,7 +188,8 @@ def leaf_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
         made = [getattr(each.module, each.attr) for each in weights]
         token = None
         if torch.is_grad_enabled():
-            call.again = LIVE.calls_of(made)
+            _forget_thrown_away(weights)
+            call.again = LIVE.ways_to(made)
             anchor = torch.zeros((), device=made[0].device, requires_grad=True)
             token, *made = _Entry.apply(call, anchor, *made)
         held = {id(each.param): weight for each, weight in zip(weights, made, strict=True)}
@@ -215,22 +217,52 @@ class _Call:
 
     def __init__(self, weights: list[Weight]) -> None:
         self.weights = weights
-        self.again: list[GatherCall] = []
-        """How to make the weights that autograd saves as shards."""
+        self.again: list[GatherCall | Tensor] = []
+        """How to have each weight in backward; empty where a checkpoint around the module calls it again there."""
 
     def gather_ahead(self) -> None:
-        """Gather weights again on all ranks, before those that this rank's operators saved are asked for."""
-        for each in self.again:
-            if each.key not in AHEAD:
-                AHEAD[each.key] = each.gathered()
+        """Gather weights again on all ranks, before those that this rank's operators saved are asked for.
 
-    def close(self, grads: Iterable[Tensor | None]) -> None:
-        """Let go of weights that were gathered ahead, and note which of them had a gradient."""
+        What a checkpoint inside of the module computes again reads them, too; one that is reentrant sends them gradients.
+        """
+        if self in _OPEN:  # another result of the module
+            return
+        _OPEN.append(self)
+        for weight, each in zip(self.weights, self.again, strict=False):
+            if isinstance(each, GatherCall):
+                each = AHEAD.setdefault(each.key, each.gathered())
+            HELD[id(weight.param)] = each.detach().requires_grad_(weight.param.requires_grad)
+
+    def let_go(self) -> list[Tensor | None]:
+        """Let go of weights that were gathered ahead; return the gradients that were sent to them."""
+        if self in _OPEN:
+            _OPEN.remove(self)
         for each in self.again:
-            AHEAD.pop(each.key, None)
-        for each, grad in zip(self.weights, grads, strict=True):
-            _, was_used = _USED.get(each.param, ("", False))
-            _USED[each.param] = (each.handle, was_used or grad is not None)
+            if isinstance(each, GatherCall):
+                AHEAD.pop(each.key, None)
+        held = [HELD.pop(id(each.param), None) for each in self.weights]
+        return [None if each is None else each.grad for each in held]
+
+    def close(self, grads: Iterable[Tensor | None]) -> list[Tensor | None]:
+        """End the call's backward: return the gradients of its weights, and note which have one."""
+        pairs = zip(grads, self.let_go(), strict=True)
+        found = [
+            a + b if a is not None and b is not None else a if b is None else b for a, b in pairs
+        ]
+        for weight, grad in zip(self.weights, found, strict=True):
+            _, was_used = _USED.get(weight.param, ("", False))
+            _USED[weight.param] = (weight.handle, was_used or grad is not None)
+        return found
+
+
+_OPEN: list[_Call] = []
+"""Calls whose backward has begun, and has not ended."""
+
+
+def let_go_of_weights() -> None:
+    """Let go of what leaf modules gathered in a backward pass that has failed."""
+    for call in [*_OPEN]:
+        call.let_go()
 
 
 class _Entry(torch.autograd.Function):
@@ -249,13 +281,12 @@ class _Entry(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         _token, *grads = grad_outputs
-        ctx.call.close(grads)
         found = [
             torch.zeros(shape, dtype=dtype, device=ctx.device)
             if grad is None and is_asked
             else grad
             for grad, (shape, dtype), is_asked in zip(
-                grads, ctx.metas, ctx.needs_input_grad[2:], strict=True
+                ctx.call.close(grads), ctx.metas, ctx.needs_input_grad[2:], strict=True
             )
         ]
         return (None, None, *found)
@@ -278,8 +309,17 @@ class _Exit(torch.autograd.Function):
         return None, torch.zeros_like(token), *grad_outputs
 
 
+def _forget_thrown_away(weights: Iterable[Weight]) -> None:
+    """Forget what a backward pass has used whose gradients nobody keeps."""
+    for each in weights:
+        if each.param.grad is None:
+            _USED.pop(each.param, None)
+
+
 def used_params(params: Iterable[nn.Parameter]) -> dict[str, dict[nn.Parameter, bool]]:
     """Return which parameters of leaf modules this rank has used, by handle, and forget it.
+
+    A parameter that leaf modules do not use, and something else does, has a gradient other than zeros.
 
     Args:
         params: about to be stepped, in the same order on all ranks; those without a gradient are left out.
@@ -288,5 +328,5 @@ def used_params(params: Iterable[nn.Parameter]) -> dict[str, dict[nn.Parameter, 
     for param in params:
         if param in _USED and param.grad is not None:
             handle, is_used = _USED.pop(param)
-            found.setdefault(handle, {})[param] = is_used
+            found.setdefault(handle, {})[param] = is_used or bool(param.grad.any())
     return found

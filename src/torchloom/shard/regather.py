@@ -190,11 +190,16 @@ class LiveGathers:
 
         return run
 
-    def calls_of(self, weights: Iterable[Tensor]) -> list[GatherCall]:
-        """Return how to make weights again that autograd would save as shards now."""
-        if not _is_ours(top_saved_tensors_hooks()):
+    def ways_to(self, weights: Iterable[Tensor]) -> list[GatherCall | Tensor]:
+        """Return how to have weights again in backward, empty where hooks of others, as a checkpoint's, do not save them.
+
+        That is how to gather one that autograd would save as a shard now, or the weight itself.
+        """
+        hooks = top_saved_tensors_hooks()
+        if hooks is not None and not _is_ours(hooks):
             return []
-        return [view.call for view in map(self.shard_of, weights) if view is not None]
+        views = [(each, self.shard_of(each) if hooks else None) for each in weights]
+        return [each.detach() if view is None else view.call for each, view in views]
 
     def shard_of(self, tensor: Tensor) -> _View | None:
         """Return how to make a tensor again, if it is a weight that was gathered in this pass."""
