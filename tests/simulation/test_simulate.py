@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torchloom
 from support.optimizers import Base
 from support.ranks import run_ranks
 from torchloom.cli import make_app
+from torchloom.config import load_config
 from torchloom.costs import NETWORKS, CostTable, collective_us, device_row
 from torchloom.costs.collectives import network_row
 from torchloom.costs.store import table_from_json, table_to_json
@@ -258,6 +260,49 @@ def test_transfers_hide_behind_layers_of_real_size(checkpointing: str, compiling
     assert found.exposed_s < 0.3 * found.network_s
 
 
+@functools.lru_cache
+def number_of_heads() -> int:
+    return 4
+
+
+class Attends(torch.nn.Module):
+    """Attention with dropout, and values of a width of their own."""
+
+    def __init__(self, width: int, dropout: float, masked: bool) -> None:
+        super().__init__()
+        self.width, self.dropout, self.masked = width, dropout, masked
+        self.qk, self.v = torch.nn.Linear(64, 4 * 32), torch.nn.Linear(64, 4 * width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        qk, v = self.qk(x), self.v(x)
+        qk, v = (each.unflatten(-1, (number_of_heads(), -1)).transpose(1, 2) for each in (qk, v))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool) if self.masked else None
+        mixed = torch.nn.functional.scaled_dot_product_attention(qk, qk, v, mask, self.dropout)
+        return mixed.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("width", "dropout", "masked"), [(32, 0.1, False), (16, 0.0, False), (16, 0.1, True)]
+)
+def test_attention_is_that_of_the_device(
+    width: int, dropout: float, masked: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    settings = {**config(), "bf16": {"enabled": True}}
+
+    def over(seq_len: int, device: str = "h100-80gb") -> Simulation:
+        given = (torch.zeros(3, seq_len, 64),)
+        return simulate(
+            lambda: Attends(width, dropout, masked), given, settings, world_size=2, device=device
+        )
+
+    short, long, cpu = over(512), over(2048), over(512, "cpu")
+    assert "attention" in short.compute_by and "attention" not in cpu.compute_by
+    scores = 3 * 4 * 2048**2 * 2
+    if not masked:
+        assert long.peak_bytes < scores / 4 and short.peak_bytes < cpu.peak_bytes
+    assert not [str(each.message) for each in recwarn if "lru_cache" in str(each.message)]
+
+
 def test_operators_one_by_one_take_longer() -> None:
     fused, eager = (simulated(8, device="a100-80gb", eager=each) for each in (False, True))
     assert eager.compute_by["elementwise"] > 1.2 * fused.compute_by["elementwise"]
@@ -288,6 +333,11 @@ class Branch(torch.nn.Linear):
         return y.sum() if y.sum() > 0 else y.square().sum()
 
 
+class Picks(Branch):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x.sum(1).nonzero().flatten()].sum() * self.weight.sum()
+
+
 def test_refusals_say_what_to_do() -> None:
     with pytest.raises(PlanError, match="has data: pass a function"):
         simulate(Llama(SIZES), batch(), config(), world_size=2)
@@ -301,8 +351,34 @@ def test_refusals_say_what_to_do() -> None:
         )
     with pytest.raises(PlanError, match="reads values of tensors"):
         simulate(Branch, (torch.ones(3, 3),), config(), world_size=4)
+    with pytest.raises(PlanError, match="sizes by data"):
+        simulate(Picks, (torch.ones(3, 3),), config(), world_size=4)
+    with pytest.raises(PlanError, match="Linear has no parameter that trains"):
+        frozen = lambda: torch.nn.Linear(3, 3).requires_grad_(False)  # noqa: E731
+        simulate(frozen, (torch.ones(3),), config(), world_size=2)
     with pytest.raises(PlanError, match="infeasible"):
         simulated(2, budget=1 << 10)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ({"train_batch_size": 64}, {}, (8, 1)),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2}, {}, (2, 4)),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 2}, {}, (4, 2)),
+        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2}, {}, (2, 1)),
+        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto"}, {}, (8, 1)),
+        ({"train_batch_size": 64}, {"batch": "2"}, (2, 1)),
+        ({"gradient_accumulation_steps": 2}, {}, (1, 2)),
+        ({}, {}, (1, 1)),
+    ],
+)
+def test_a_batch_of_all_ranks_gives_what_the_config_leaves_out(
+    sizes: dict, options: dict, expected: tuple[int, int]
+) -> None:
+    (choice,) = choices_of(sizes, "8", **options)
+    found = load_config(choice.config(), world_size=8).batch
+    assert (found.micro_batch_size, found.accumulation_steps) == expected
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def default_device() -> torch.device | None:
 
 def wants_values(error: BaseException) -> bool:
     """Return whether code failed because it read the values of tensors without data."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch._subclasses import fake_tensor
 
-    return isinstance(error, DataDependentOutputException)
+    kinds = fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException
+    return isinstance(error, kinds)

@@ -105,7 +105,6 @@ def answer_for(device: str, capacity_bytes: int, run: Callable[[str], Callable[.
         )
     )
     _answer_inductor(10 * major, run)
-    _ATEN.impl("scaled_dot_product_attention", _attention, "AutogradCUDA")
 
 
 class _Generator(torch.Generator):
@@ -159,38 +158,6 @@ def _answer_inductor(capability: int, run: Callable[[str], Callable[..., Any]]) 
         if hasattr(config, name):
             setattr(config, name, False)  # keeps no machine code that could be measured
     CompiledFxGraph.__call__ = lambda self, inputs: run(self.source_code)(inputs)
-
-
-def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """Choose the kernel of attention by dtype, shape and mask, as torch does where it can ask the device."""
-    aten = torch.ops.aten
-    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    if fits and mask is None and q.dtype in (torch.float16, torch.bfloat16):
-        flash = aten._scaled_dot_product_flash_attention
-        return flash(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-    if fits and q.shape[-3] == k.shape[-3]:
-        if mask is not None:
-            if mask.dtype is torch.bool:
-                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            mask = mask.expand(*q.shape[:-1], k.shape[-2])
-        efficient = aten._scaled_dot_product_efficient_attention
-        return efficient(q, k, v, mask, q.requires_grad, dropout_p, is_causal, scale=scale)[0]
-    return aten._scaled_dot_product_attention_math(
-        q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
-
-
-_ATEN = torch.library.Library("aten", "IMPL")
 
 
 def machine_code(name: str, source: str) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torchloom._torch.dynamo import forget_compiled
+from torchloom.config import load_config
 from torchloom.errors import ConfigError, PlanError
 from torchloom.plan.text import aligned
 from torchloom.report.charts import Series, line_chart
@@ -16,6 +17,7 @@ from torchloom.simulation.result import Simulation
 from torchloom.simulation.run import simulate
 
 T = TypeVar("T")
+_PARTS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +50,17 @@ class Choice:
     def config(self) -> dict[str, Any]:
         """Return the settings of the run with those of this combination."""
         settings = dict(self.base)
-        settings.pop("train_batch_size", None)  # follows from the others
+        if (
+            self.batch
+            or self.accumulation
+            or all(settings.get(each, "auto") != "auto" for each in _PARTS)
+        ):
+            settings.pop("train_batch_size", None)  # follows from the others
+        if "train_batch_size" not in settings:
+            settings.setdefault(_PARTS[0], 1)
         zero = dict(settings.get("zero_optimization") or {})
         zero |= _given(stage=self.stage, shard_size=self.shard_size)
         return {
-            "train_micro_batch_size_per_gpu": 1,
             **settings,
             **_given(
                 train_micro_batch_size_per_gpu=self.batch,
@@ -131,7 +139,8 @@ def simulate_choice(
         ConfigError: the settings or the model are wrong.
     """
     config = choice.config()
-    made = simulated_model(model, int(config["train_micro_batch_size_per_gpu"]), seq_len)
+    batch = load_config(config, world_size=choice.world_size).batch
+    made = simulated_model(model, batch.micro_batch_size, seq_len)
     forget_compiled()  # models of one class share the number of entries that Dynamo allows its code
     return simulate(
         made.module,

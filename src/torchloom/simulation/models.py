@@ -191,6 +191,7 @@ def _of_folder(text: str, ids: Tensor) -> SimulatedModel:
             else transformers.AutoModelForCausalLM
         )
         module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        module.to("meta")  # XLNet makes a parameter by a constructor that asks for no device
     except (
         Exception
     ) as error:  # transformers checks values with errors of every kind, its own among them

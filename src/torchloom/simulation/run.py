@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchloom._torch.attention import attention_of_gpus
 from torchloom._torch.modes import wants_values
 from torchloom._torch.tensors import fake_mode
 from torchloom.config import Config, load_config
@@ -228,20 +230,29 @@ def simulate(  # noqa: PLR0913  settings of one run, named by the caller
     sharing = settings.zero.shard_size or world_size
     with torch.device("meta"):
         module = model if isinstance(model, nn.Module) else model()
-    _check_on_meta(module)
+    _check_parameters(module)
     checkpoint_layers(module, checkpointing)
-    with simulated_world(sharing, _transport_of(table), world_size // sharing) as comm:
+    with (
+        simulated_world(sharing, _transport_of(table), world_size // sharing) as comm,
+        warnings.catch_warnings(),
+    ):
+        # Code of libraries, which whoever plans cannot change: transformers' experts call such functions.
+        warnings.filterwarnings(
+            "ignore", message=r"Dynamo detected a call to a `functools\.lru_cache"
+        )
         try:
             place = torch.device("cuda" if lowers else "cpu")
-            compiled = _compiled(module, inputs, settings, comm, table, place, optimizer, loss)
+            is_gpu = table.device.name != "cpu"
+            with attention_of_gpus(place.type) if is_gpu else nullcontext():
+                compiled = _compiled(module, inputs, settings, comm, table, place, optimizer, loss)
             return compiled.result(
                 table, settings, name or type(module).__name__, _tokens(inputs), began
             )
         except Exception as error:
             if wants_values(error):
                 raise PlanError(
-                    "forward reads values of tensors (a branch by data, .item()), and tensors of a simulation have "
-                    "none: simulate the branch that most batches take"
+                    "forward reads values of tensors (a branch by data, .item(), sizes by data as of nonzero()), and "
+                    "tensors of a simulation have none: simulate the branch that most batches take, at its usual size"
                 ) from error
             first = program_error(error)
             if first is error or isinstance(first, TorchloomError):
@@ -271,12 +282,16 @@ def _transport_of(table: CostTable) -> str:
     return "gloo" if table.network.name in ("gloo", "shared-memory") else "nccl"
 
 
-def _check_on_meta(module: nn.Module) -> None:
+def _check_parameters(module: nn.Module) -> None:
     real = next((n for n, p in module.named_parameters() if not p.is_meta), None)
     if real is not None:
         raise PlanError(
             f"parameter {real!r} has data: pass a function that makes the model, or make it under "
             'torch.device("meta"); nothing of a simulation needs weights'
+        )
+    if not any(param.requires_grad for param in module.parameters()):
+        raise PlanError(
+            f"{type(module).__name__} has no parameter that trains (requires_grad): nothing of it is a training step"
         )
 
 

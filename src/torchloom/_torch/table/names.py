@@ -26,7 +26,7 @@ NEEDED = {
         torch._subclasses.functional_tensor FunctionalTensor
     """,
     "`torchloom.simulate` shows torch's error for a forward that reads values": """
-        torch._subclasses.fake_tensor DataDependentOutputException
+        torch._subclasses.fake_tensor DataDependentOutputException DynamicOutputShapeException
     """,
     "`torchloom plan simulate --lower` fails": """
         torch._C _ensureCUDADeviceGuardSet
@@ -35,6 +35,11 @@ NEEDED = {
         torch._inductor.codecache _load_triton_kernel_from_source
         torch._inductor.config force_disable_caches joint_graph_constant_folding shape_padding
         torch._inductor.runtime.triton_helpers set_driver_to_gpu
+    """,
+    "`torchloom.simulate` fails for GPUs": """
+        torch._C DispatchKey
+        torch._ops: _dispatch_cache py_kernels
+        torch._ops.OperatorBase py_impl
         torch.ops.aten _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention
         torch.ops.aten _scaled_dot_product_flash_attention
     """,

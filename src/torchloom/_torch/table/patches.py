@@ -92,9 +92,17 @@ PATCHES = (
         name="torch.cuda.get_device_properties",
         where="torchloom._torch.no_driver.answer_for",
         because="it, the other questions of torch.cuda and Dynamo's CudaInterface, AsyncCompile.triton, Triton's driver,"
-        " CompiledFxGraph.__call__ and attention on CUDA ask or load a driver, even for tensors without data",
+        " and CompiledFxGraph.__call__ ask or load a driver, even for tensors without data",
         reproduction="torch.compile of a function of fake CUDA tensors where no driver is: RuntimeError, no NVIDIA driver",
         without="`torchloom plan simulate --lower` needs a GPU",
+    ),
+    Patch(
+        name="torch.ops.aten.scaled_dot_product_attention",
+        where="torchloom._torch.attention.attention_of_gpus",
+        because="it chooses among kernels of the device where tensors are, which for a simulated GPU is a processor, and"
+        " on CUDA asks the driver",
+        reproduction="F.scaled_dot_product_attention(q, q, q, dropout_p=0.1) of CPU tensors computes all scores",
+        without="simulated attention with dropout keeps and computes a matrix of scores that GPUs never have",
     ),
     Patch(
         name="torch.nn.Module.compile",
