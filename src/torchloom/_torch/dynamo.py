@@ -39,8 +39,3 @@ def keeps_tangents() -> bool:
 def guards_requires_grad() -> bool:
     """Return whether Dynamo puts guards on `requires_grad` of a module's parameters."""
     return TorchVersion(torch.__version__) >= "2.12"
-
-
-def lowers_calls() -> bool:
-    """Return whether Inductor is known to generate one function for several calls of a subgraph."""
-    return TorchVersion(torch.__version__) >= "2.13"

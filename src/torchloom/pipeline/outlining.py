@@ -10,7 +10,6 @@ from torch import Tensor, fx
 
 from torchloom._torch.aot import min_cut_partition
 from torchloom._torch.bodies import AmbientAutocast, TracedPart
-from torchloom._torch.dynamo import lowers_calls
 from torchloom._torch.inductor import inductor_config
 from torchloom.capture import partition_by_tags
 from torchloom.errors import RegionError
@@ -79,8 +78,6 @@ def _reason(setup: CompileSetup) -> str | None:
         "compile.regions is false": not setup.regions,
         "this backend is given whole graphs": setup.backend not in _COMPILERS,
         "Inductor's wrapper in C++ cannot call bodies": bool(options.get("cpp_wrapper")),
-        "Inductor of this torch is not known to call bodies": setup.backend == "inductor"
-        and not lowers_calls(),
         f"pass {''.join(whole[:1])!r} sees whole graphs": bool(whole),
         "a plan may move activations to the host": setup.planner is not None
         and any(each.name == OFFLOAD for each in setup.passes),

@@ -281,12 +281,6 @@ FACTS = (
         since="2.12",
     ),
     Fact(
-        name="torchloom._torch.dynamo.lowers_calls",
-        differs="Inductor is known to generate one function for several calls of a subgraph with operands of its"
-        " own layout; before, graphs that go to Inductor stay whole (`compile.regions`)",
-        since="2.13",
-    ),
-    Fact(
         name="torchloom._torch.shapes.takes_bounds",
         differs="`mark_unbacked` takes bounds of a size; before, less can be proven of sizes that"
         " nothing may branch on",
