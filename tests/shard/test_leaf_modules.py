@@ -19,7 +19,8 @@ from torchloom.errors import AgreementError, ShardError
 from torchloom.shard import full_state_dict
 from torchloom.shard.leaf_modules import is_leaf, leaves_of, mark_leaves
 
-NUM_STEPS = 5
+NUM_STEPS = 3
+"""Each rank meets each of the uses, and each of the ranges, once."""
 
 
 @dataclass
