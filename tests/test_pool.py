@@ -51,6 +51,18 @@ def test_a_closure_takes_what_it_holds_along() -> None:
         assert type(pair) is Pair
 
 
+def test_a_world_of_one_takes_the_first_of_the_ranks() -> None:
+    def fn(rank: int) -> tuple[int, float]:
+        total = torch.tensor(float(rank + 1))
+        dist.all_reduce(total)
+        return os.getpid(), total.item()
+
+    two = pool.run_ranks(2, fn)
+    assert [total for _, total in two] == [3.0] * 2
+    assert pool.run_ranks(1, fn) == [(two[0][0], 1.0)]
+    assert pool.run_ranks(2, fn) == two
+
+
 def test_a_failure_is_told_with_its_lines_and_values_and_the_ranks_are_replaced() -> None:
     before = pool.run_ranks(2, pids)
 

@@ -83,7 +83,7 @@ def train(rank: int, stage: int, backend: str, *, tied: bool, chunks: bool, dtyp
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_weights_are_those_of_all_logits(stage: int) -> None:
     cases = [("aot_eager", True, ""), ("aot_eager", False, "bf16"), ("aot_eager", False, "fp16")]
-    cases += [("inductor", False, "")] if stage in (0, 3) else []
+    cases += [("inductor", False, "")] if stage == 3 else []
 
     def run(rank: int) -> list[tuple[Run, ...]]:
         return [
@@ -103,14 +103,14 @@ def test_weights_are_those_of_all_logits(stage: int) -> None:
             assert chunked.gathers <= whole.gathers
 
 
-def planned(rank: int, classes: int, budget: int, chunks: bool = True) -> tuple[int, int, Any]:
+def planned(rank: int, budget: int, chunks: bool = True) -> tuple[int, int, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     chunking = "auto" if chunks else "never"
     compiling = {"strict": True, "memory_budget": budget, "chunk_loss": chunking}
-    model = Causal(tied=False, classes=classes, returns=False)
+    model = Causal(tied=False, classes=9000, returns=False)
     engine = sharded(model, 0, optimizer=SGD, backend="aot_eager", compile=compiling)
-    ids = torch.randint(0, classes, (2, LENGTH))
+    ids = torch.randint(0, 9000, (2, LENGTH))
 
     def micro() -> None:
         engine.backward(engine(ids))
@@ -125,18 +125,15 @@ def planned(rank: int, classes: int, budget: int, chunks: bool = True) -> tuple[
 
 def test_a_plan_computes_fewer_rows_at_a_time_where_memory_is_short() -> None:
     def run(rank: int) -> list[Any]:
-        found = []
-        for classes in (4000, 9000):
-            free = planned(rank, classes, 10**12)
-            whole = planned(rank, classes, 10**12, chunks=False)
-            small = import_module("torchloom.passes.chunk_loss")
-            with mock.patch.object(small, "_LEAST_BYTES", 0):
-                tight = planned(rank, classes, free[1] + int(0.7 * free[2].peak_bytes))
-            found.append((classes, free, whole, tight))
-        return found
+        free = planned(rank, 10**12)
+        whole = planned(rank, 10**12, chunks=False)
+        small = import_module("torchloom.passes.chunk_loss")
+        with mock.patch.object(small, "_LEAST_BYTES", 0):
+            tight = planned(rank, free[1] + int(0.7 * free[2].peak_bytes))
+        return [free, whole, tight]
 
-    for classes, free, whole, tight in run_ranks(2, run, timeout_s=300)[0]:
-        assert free[2].loss_rows == whole[2].loss_rows == () and free == whole  # logits fit
-        assert tight[2].loss_rows == (LENGTH,) and tight[2].extra_us < 0.01 * tight[2].compute_us
-        for measured, _, plan in (free, whole, tight):
-            assert abs(measured - plan.peak_bytes) <= 0.01 * plan.peak_bytes, classes
+    free, whole, tight = run_ranks(2, run, timeout_s=300)[0]
+    assert free[2].loss_rows == whole[2].loss_rows == () and free == whole  # logits fit
+    assert tight[2].loss_rows == (LENGTH,) and tight[2].extra_us < 0.01 * tight[2].compute_us
+    for measured, _, plan in (free, whole, tight):
+        assert abs(measured - plan.peak_bytes) <= 0.01 * plan.peak_bytes

@@ -65,7 +65,7 @@ def in_one_process(num_steps: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_by_config_and_from_files_of_other_ranks_and_stages(tmp_path, compiles: bool) -> None:
-    middle, end = in_one_process(5), in_one_process(10)
+    middle, end = in_one_process(2), in_one_process(4)
 
     def fn(rank: int, size: int, stage: int, come_from: str):
         engine, *_ = torchloom.initialize(model=Odd(), config=config(stage, size))
@@ -73,12 +73,12 @@ def test_by_config_and_from_files_of_other_ranks_and_stages(tmp_path, compiles: 
             engine.compile(backend="aot_eager")
         with newton_schulz_in_fp32():
             if not come_from:
-                train(engine, rank, size, 0, 5)
+                train(engine, rank, size, 0, 2)
                 assert_near(engine.module.state_dict(), middle, (size, stage))
                 engine.save_checkpoint(tmp_path, f"{size}-{stage}")
             else:
                 engine.load_checkpoint(tmp_path, come_from)
-            train(engine, rank, size, 5, 10)
+            train(engine, rank, size, 2, 4)
         assert_near(engine.module.state_dict(), end, (size, stage, come_from))
         assert [each["use_muon"] for each in engine.optimizer.param_groups] == [True, False]
         held = engine.optimizer.state

@@ -458,8 +458,8 @@ def test_two_ranks_then_one_then_two(tmp_path) -> None:
 
 def test_a_loss_in_chunks_equals_ddp_and_evaluation_has_its_logits(tmp_path) -> None:
     chunk = ["chunk_loss", {"chunk_bytes": 4096}]
-    config = {**LOOM, "compile": {"schedule": [[0, [chunk, *PRESETS[3][1:]]]]}}
-    steps = {"eval_strategy": "steps", "eval_steps": 6}
+    config = loom(schedule=[[0, [chunk, *PRESETS[3][1:]]]])
+    steps = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 3}
 
     def run(rank: int) -> list[dict[str, Any]]:
         return [

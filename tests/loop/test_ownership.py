@@ -20,7 +20,7 @@ from torchloom.loop.owners import Load, add_to_least
 
 BATCHES = 6
 """Of each step, divided among the ranks."""
-STEPS = 10
+STEPS = 4
 
 
 class Odd(nn.Module):

@@ -20,7 +20,8 @@ from torchloom.shard import full_state_dict
 from torchloom.shard.leaf_modules import HELD, is_leaf, leaves_of, mark_leaves
 from torchloom.shard.regather import AHEAD
 
-NUM_STEPS = 5
+NUM_STEPS = 3
+"""Each rank meets each of the uses, and each of the ranges, once."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Ranks that outlive a test: two processes with a compiler that is warm, for one test function after another.
+"""Ranks that outlive a test: processes with a compiler that is warm, for one test function after another.
 
 A forked rank meets a compiler that has compiled nothing yet: a training step through `aot_eager` takes it
 2.3 s of CPU, the second one 0.7 s; through Inductor 5.7 s and 1.8 s (torch 2.13, code already cached). These
@@ -6,12 +6,12 @@ ranks pay that once. They are started as new processes, not forked: under a CUDA
 process may not be able to run backward.
 
 `run_ranks` here takes what `support.ranks.run_ranks` takes. Between two functions a rank forgets what
-`support.fresh` lists, and has a gloo group of its own for each. A rank that failed, hung or cannot be made
-fresh is replaced, with its peer: both have always run the same functions.
+`support.fresh` lists, and has a gloo group of its own for each. A world takes the first of them, and starts
+those that are missing. Where a rank failed, hung or cannot be made fresh, all are replaced.
 
 A test needs ranks of its own (`support.ranks`) that kills them or is about their end, changes limits of the
 process or patches a module before it starts them, counts memory, descriptors, threads or children, forks, or
-has another number of ranks.
+has more ranks than there are here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import IO, Any
 from support import carry, ranks
 from support.ports import free_port
 
-NUM_RANKS = 2
+MOST_RANKS = 2
 _MOST_CALLS = 200
 """Functions until ranks are replaced: what torch keeps of each graph adds up."""
 _END_S = 5.0
@@ -47,10 +47,10 @@ def run_ranks(
 ) -> list[Any]:
     """Call `fn(rank, *args)` on every rank of a fresh gloo group; return the results by rank.
 
-    The first failure is raised with its traceback, and ends both ranks.
+    The first failure is raised with its traceback, and ends all ranks.
 
     Args:
-        world_size: two; other numbers get ranks of their own.
+        world_size: from one to `MOST_RANKS`; more get ranks of their own.
         fn: what each rank calls; a closure may hold anything that can be pickled.
         args: its further arguments.
         timeout_s: how long all of it may take, in seconds.
@@ -60,15 +60,14 @@ def run_ranks(
         TimeoutError: a rank did not finish in time.
         TypeError: the function cannot be sent to another process.
     """
-    if world_size != NUM_RANKS:
+    if world_size > MOST_RANKS:
         return ranks.run_ranks(world_size, fn, *args, timeout_s=timeout_s)
     task = carry.dumps((fn, args))
-    if _POOL and (_POOL[0].num_calls >= _MOST_CALLS or not all(each.is_fresh() for each in _POOL)):
+    if any(each.num_calls >= _MOST_CALLS or not each.is_fresh() for each in _POOL):
         close()
-    if not _POOL:
-        _POOL.extend(Rank(number) for number in range(NUM_RANKS))
+    _POOL.extend(Rank(number) for number in range(len(_POOL), world_size))
     try:
-        return _call(task, timeout_s)
+        return _call(_POOL[:world_size], task, timeout_s)
     except BaseException:
         close()  # also where a test's own limit has struck
         raise
@@ -148,7 +147,7 @@ class Rank:
             said = self.receive()
             self._cleaned = said == ("clean", "")
             if not self._cleaned:
-                print(f"rank {self.number} of the pool is replaced, with its peer: {said}")
+                print(f"rank {self.number} of the pool is replaced, with its peers: {said}")
         return self._cleaned and self.process.poll() is None
 
     def printed(self) -> str:
@@ -170,7 +169,7 @@ class Rank:
         self._output.close()
 
 
-def _call(task: bytes, timeout_s: float) -> list[Any]:
+def _call(world: list[Rank], task: bytes, timeout_s: float) -> list[Any]:
     filters = [(a, _text(m), c, _text(where), line) for a, m, c, where, line in warnings.filters]
     message = {
         "do": "run",
@@ -180,19 +179,19 @@ def _call(task: bytes, timeout_s: float) -> list[Any]:
         "folder": str(Path.cwd()),
         "filters": filters,
     }
-    for each in _POOL:
+    for each in world:
         each.num_calls += 1
-        each.send({**message, "rank": each.number, "world_size": NUM_RANKS})
+        each.send({**message, "rank": each.number, "world_size": len(world)})
     try:
-        results = _collect(timeout_s)
+        results = _collect(world, timeout_s)
     except TimeoutError:
-        ranks.show_stacks([each.process.pid for each in _POOL])
+        ranks.show_stacks([each.process.pid for each in world])
         raise
     finally:
-        for each in _POOL:
+        for each in world:
             if text := each.printed():
                 print(text)
-    for each in _POOL:
+    for each in world:
         each.clean()
     return results
 
@@ -201,22 +200,22 @@ def _text(pattern: Any) -> str:
     return getattr(pattern, "pattern", pattern) or ""
 
 
-def _collect(timeout_s: float) -> list[Any]:
+def _collect(world: list[Rank], timeout_s: float) -> list[Any]:
     deadline_s = time.monotonic() + timeout_s
     results: dict[int, Any] = {}
     with selectors.DefaultSelector() as selector:
-        for each in _POOL:
+        for each in world:
             selector.register(each, selectors.EVENT_READ, each)
-        while len(results) < len(_POOL):
+        while len(results) < len(world):
             ready = selector.select(max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                missing = [each.number for each in _POOL if each.number not in results]
+                missing = [each.number for each in world if each.number not in results]
                 raise TimeoutError(f"ranks {missing} did not finish within {timeout_s:.0f} s")
             for key, _ in ready:
                 rank = key.data
                 selector.unregister(rank)
                 results[rank.number] = _result_of(rank)
-    return [results[each.number] for each in _POOL]
+    return [results[each.number] for each in world]
 
 
 def _result_of(rank: Rank) -> Any:
