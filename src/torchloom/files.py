@@ -2,6 +2,7 @@
 
 `write_whole` and `replacing` write a new file and rename it: readers see the old or the new file, never a part, and
 nothing is written through a link, a pipe or a folder that stands under the name of either.
+`from_plain` builds dataclasses from what JSON held of them.
 `read_own` refuses files that other users own or can write to. `read_json_lines` reads what a killed process may have cut.
 """
 
@@ -9,14 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
+import functools
 import grp
 import json
 import os
 import pwd
 import stat
 import tempfile
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -253,3 +258,54 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
+def from_plain(of: type[Any], data: Any, *, is_exact: bool = False) -> Any:
+    """Build a dataclass, and the dataclasses and named tuples in it, from what JSON held of it.
+
+    Args:
+        of: the dataclass.
+        data: its fields by name; those that have a default may be missing.
+        is_exact: refuse fields that the class does not know, also inside of it, instead of leaving them out.
+
+    Raises:
+        TypeError: a value has another type than its field, or fields are missing, or refused.
+        ValueError: a tuple has another length than its field.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a {of.__name__} is written as {type(data).__name__}")
+    hints = _hints(of)
+    if is_exact and (unknown := sorted(data.keys() - hints.keys())):
+        raise TypeError(f"a {of.__name__} has no {', '.join(unknown)}")
+    return of(
+        **{
+            key: _value(f"{of.__name__}.{key}", hints[key], data[key], is_exact)
+            for key in hints.keys() & data.keys()
+        }
+    )
+
+
+def _value(name: str, hint: Any, value: Any, is_exact: bool) -> Any:
+    """Return plain data as a value of a field's type."""
+    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_plain(hint, value, is_exact=is_exact)
+    if origin in (typing.Union, types.UnionType):  # a type, or None
+        return None if value is None else _value(name, args[0], value, is_exact)
+    is_of_many = isinstance(origin, type) and issubclass(origin, (list, tuple, frozenset))
+    if is_of_many and isinstance(value, list):
+        if hasattr(origin, "_make"):  # a named tuple
+            args = tuple(_hints(origin).values())
+        is_alike = origin in (list, frozenset) or args[1:] == (...,)
+        kinds = args[:1] * len(value) if is_alike else args
+        found = [_value(name, *each, is_exact) for each in zip(kinds, value, strict=True)]
+        return getattr(origin, "_make", origin)(found)
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {key: _value(name, args[1], each, is_exact) for key, each in value.items()}
+    fits = {float: (int, float), Any: object}.get(origin, origin)
+    if not isinstance(value, fits) or (isinstance(value, bool) and hint in (int, float)):
+        raise TypeError(f"{name} cannot be {type(value).__name__}")
+    return value

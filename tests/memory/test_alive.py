@@ -11,9 +11,9 @@ import torch
 from support.graphs import TwoLayers, apply, captured
 from support.planned import Captured
 from support.zoo import ZOO
+from torchloom.files import from_plain
 from torchloom.graph import Choices, forward_nodes, is_view
 from torchloom.memory import PeakContents, Transit, WorkspaceTable, alive_at_peak, micro_step
-from torchloom.records.io import from_plain
 
 
 @pytest.mark.parametrize("name", ["llama", "checkpointed", "in_place"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from torchloom.files import from_plain
 from torchloom.plan import Decision, GraphPlan, Plan
-from torchloom.records.io import from_plain
 
 OLD = """{
  "base_bytes": 1000, "budget_bytes": 9000, "optimizer_bytes": 50, "version": 2, "world_size": 2,

@@ -13,7 +13,7 @@ import torch
 
 from support.planned import Captured
 from support.zoo import ZOO
-from torchloom.backends.graphs import copy_graph_module
+from torchloom._torch.aot import copy_graph_module
 from torchloom.costs import CostTable, device_row
 from torchloom.graph import droppable, forward_nodes, value_of
 from torchloom.memory import WorkspaceTable

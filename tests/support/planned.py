@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torchloom._torch import aot as torch_partition
-from torchloom.backends.graphs import copy_graph_module
+from torchloom._torch.aot import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, partition_by_tags
 from torchloom.graph import Choices, GraphPass, PassContext
 from torchloom.passes import PASSES

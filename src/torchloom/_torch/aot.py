@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
+
+_DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
+"""Attributes that Dynamo sets on a graph module for its compilers (2.11-2.15)."""
+_SOURCE = "_dynamo_source"
 
 
 def aot_compile(
@@ -60,15 +63,29 @@ BoxedCodeGen = _BoxedCodeGen
 """Code generation for functions that take one list and empty it."""
 
 
-def sketch(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """Return a graph module that makes its code when it is called first, if ever."""
+def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of a module with its own graph, over the same parameters, buffers and metadata.
+
+    Its Python code is generated when it is first called: compilers read the graph alone, and recompile it again and again.
+    """
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    return _LazyGraphModule(root, graph)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
+        new.meta = dict(old.meta)
+        if hasattr(old, _SOURCE):  # AOTAutograd asks inputs where they come from
+            setattr(new, _SOURCE, getattr(old, _SOURCE))
+    twin = _LazyGraphModule(gm, graph)
+    twin.meta = dict(gm.meta)
+    for name in _DYNAMO_ATTRS:
+        if hasattr(gm, name):
+            setattr(twin, name, getattr(gm, name))
+    return twin
 
 
 def sketching() -> AbstractContextManager[Any]:
-    """Return a block in which torch's partitioners return sketches."""
+    """Return a block in which torch's partitioners return graph modules that make their code when they are called first."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     return _use_lazy_graph_module(True)

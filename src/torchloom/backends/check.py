@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom.backends.claims import CompilerFn
 from torchloom.backends.combinators import Backend, Combined
-from torchloom.backends.graphs import clone_inputs, copy_graph_module, name_of, tensors_of
+from torchloom.backends.graphs import clone_inputs, name_of, tensors_of
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError, BackendMismatchError
 from torchloom.log import get_logger

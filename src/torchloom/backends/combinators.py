@@ -10,9 +10,10 @@ from typing import Any
 from torch import fx
 
 from torchloom import events
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.inductor import inductor_config
 from torchloom.backends.claims import CompilerFn
-from torchloom.backends.graphs import copy_graph_module, devices_of, name_of
+from torchloom.backends.graphs import devices_of, name_of
 from torchloom.backends.registry import lookup_backend
 from torchloom.errors import BackendError
 from torchloom.log import get_logger

@@ -1,4 +1,4 @@
-"""Copies of captured graphs: a compiler may rewrite the one that it is given."""
+"""Reads what a backend is given: its name, tensors, devices, and inputs of its own."""
 
 from __future__ import annotations
 
@@ -7,31 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-
-from torchloom._torch.aot import sketch
-
-_DYNAMO_ATTRS = ("compile_subgraph_reason", "_param_name_to_source", "_backend_id")
-"""Attributes that Dynamo sets on a graph module for its compilers (2.11-2.15)."""
-_SOURCE = "_dynamo_source"
-
-
-def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of a module with its own graph, over the same parameters, buffers and metadata.
-
-    Its Python code is generated when it is first called: compilers read the graph alone, and recompile it again and again.
-    """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
-        new.meta = dict(old.meta)
-        if hasattr(old, _SOURCE):  # AOTAutograd asks inputs where they come from
-            setattr(new, _SOURCE, getattr(old, _SOURCE))
-    twin = sketch(gm, graph)
-    twin.meta = dict(gm.meta)
-    for name in _DYNAMO_ATTRS:
-        if hasattr(gm, name):
-            setattr(twin, name, getattr(gm, name))
-    return twin
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:

@@ -22,9 +22,9 @@ from typing import Any
 from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.bodies import PHASE, post_grad_passes
 from torchloom._torch.operators import OpOverload
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture.hooks import Bodies, Partition, WeaveHooks
 from torchloom.capture.segments import fold_segments
 from torchloom.graph import args_of, is_view_op, value_of

@@ -22,9 +22,8 @@ from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.costs.hardware import known_device
 from torchloom.costs.table import CostTable
 from torchloom.errors import PlanError
-from torchloom.files import write_whole
+from torchloom.files import from_plain, write_whole
 from torchloom.log import get_logger
-from torchloom.records.io import from_plain
 
 logger = get_logger(__name__)
 

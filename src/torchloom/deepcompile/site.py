@@ -16,8 +16,8 @@ from typing import Any
 from torch import fx, nn
 
 from torchloom import ops
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.modes import without_modes
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.costs import CostTable
 from torchloom.deepcompile.handles import GraphParams, OwnedParam, Residency, RuntimeHandle
 from torchloom.deepcompile.profile import Account, ProfilingResult

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchloom.engine.losses import loss_in
 from torchloom.engine.state import EngineState
 from torchloom.errors import EngineError
 from torchloom.loop.across_ranks import all_reduce
+from torchloom.shard.nested import loss_in
 
 
 class Batches(EngineState):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchloom.compiler.support import check_supported
 from torchloom.engine.state import EngineState
 from torchloom.errors import EngineError
 from torchloom.log import get_logger
@@ -65,7 +64,6 @@ class Compiling(EngineState):
             PassOrderError: the passes are unknown, contradict each other, or lack what they need.
             AgreementError: the ranks were given different passes or options.
         """
-        check_supported()
         if self._compiled is not None:
             asks = backend or compile_kwargs or passes or schedule
             is_configured = self.config.compile.enabled

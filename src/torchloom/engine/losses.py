@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -126,12 +126,6 @@ def _loss_of(outputs: Sequence[Any], grads: Sequence[Any], loss_scale: float) ->
         return None
     value = loss.detach() * grads[0].detach()
     return value if loss_scale == 1.0 else value / loss_scale
-
-
-def loss_in(result: Any) -> Tensor | None:
-    """Return the loss that a model returned, by itself or as the field `loss` of a result; None for none of one number."""
-    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def check_loss(loss: Any) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.bodies import CHECKPOINT
-from torchloom.backends.graphs import copy_graph_module
 
 
 def checkpoints_of(gm: fx.GraphModule) -> list[fx.Node]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from torchloom import envs
-from torchloom.config.budget import AUTO_FRACTION
 
 
 class Measured(NamedTuple):
@@ -80,8 +79,3 @@ def device_bytes(device: torch.device | None = None) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def default_budget_bytes() -> int:
-    """Return the device memory in bytes that a step may use if no budget is given."""
-    return int(AUTO_FRACTION * device_bytes())

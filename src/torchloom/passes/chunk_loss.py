@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.bodies import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD
 from torchloom._torch.tensors import size_hint
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture.unread import UNREAD, Unread
 from torchloom.graph import PassContext, note, tensors_in, written
 from torchloom.graph.checkpoints import body_of, checkpoints_of, lift_tail

@@ -16,9 +16,8 @@ from typing import Any
 from torch import fx
 
 from torchloom._torch import aot as torch_partition
-from torchloom._torch.aot import sketching
+from torchloom._torch.aot import copy_graph_module, sketching
 from torchloom._torch.tensors import size_hint
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import partition_by_tags
 from torchloom.capture.calls import keep_calls
 from torchloom.capture.hooks import Bodies, GraphKind

@@ -31,13 +31,13 @@ from torchloom import ops
 from torchloom._torch.compiling import compiling_code
 from torchloom._torch.introspect import recompile_limit
 from torchloom.errors import own_error
+from torchloom.files import from_plain
 from torchloom.graph import args_of, find
 from torchloom.log import get_logger
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.sidecar import calling_text
 from torchloom.plan import GraphPlan, Planner, PlannerSnapshot
 from torchloom.position import POSITION
-from torchloom.records.io import from_plain
 
 logger = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from torchloom.backends.graphs import copy_graph_module
+from torchloom._torch.aot import copy_graph_module
 from torchloom.errors import PlanError, RegionError
 from torchloom.pipeline.report import GraphReport
 from torchloom.pipeline.setup import CompileSetup

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from torchloom._torch.inductor import inductor_cache_dir
 from torchloom.costs.timeline import Timeline
-from torchloom.files import write_whole
+from torchloom.files import from_plain, write_whole
 from torchloom.log import get_logger
 from torchloom.memory import PeakContents
 from torchloom.plan import GraphPlan
-from torchloom.records.io import from_plain
 
 logger = get_logger(__name__)
 

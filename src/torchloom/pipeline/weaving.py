@@ -13,13 +13,14 @@ from typing import Any, get_args
 from torch import fx
 
 from torchloom import events
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.dynamo import is_restart
 from torchloom.backends import lookup_backend
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.capture import WeaveHooks, compile_with_aot, compile_with_inductor
 from torchloom.capture.hooks import GraphKind
 from torchloom.capture.recorded import RECORDED
 from torchloom.capture.unread import UNREAD, with_stand_ins
+from torchloom.config.budget import MemoryBudget
 from torchloom.costs.timeline import timeline
 from torchloom.deepcompile.forms import adapted_of
 from torchloom.deepcompile.site import Spot
@@ -34,7 +35,7 @@ from torchloom.memory import (
     micro_step,
     replay_peak,
 )
-from torchloom.memory.measure import default_budget_bytes
+from torchloom.memory.measure import device_bytes
 from torchloom.passes import PASSES
 from torchloom.pipeline import sidecar
 from torchloom.pipeline.keys import identity_of, is_built_in
@@ -266,9 +267,8 @@ class Weaving:
         if stage == "joint":
             page.read_joint(gm, kind == "joint", setup.context.handle or None)
         context = replace(self._context_of(kind), params=dict(page.params))
-        spot = Spot(
-            setup.book, page, setup.context.world_size, default_budget_bytes(), report.batch_bytes
-        )
+        budget_bytes = MemoryBudget().resolve(device_bytes())
+        spot = Spot(setup.book, page, setup.context.world_size, budget_bytes, report.batch_bytes)
         manager = self._manager(stage, spot)
         manager.run(gm, context, f"{report.name}.{kind}", report)
         spot.leave(gm, context)

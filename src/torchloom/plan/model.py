@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torchloom.errors import PlanError
-from torchloom.files import write_whole
+from torchloom.files import from_plain, write_whole
 from torchloom.graph import digest_of
-from torchloom.records.io import from_plain
 
 VERSION = 2
 

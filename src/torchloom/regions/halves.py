@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.bodies import TracedPart
 from torchloom._torch.shapes import append_size
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.errors import RegionError
 from torchloom.graph import args_of, is_view_op, value_of
 from torchloom.graph.alias import storage_of

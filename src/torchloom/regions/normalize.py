@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.bodies import CHECKPOINT
 from torchloom._torch.modes import storage_id
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.regions.labels import PARAMETER_OPS, module_of_attr, traced_value, value_text
 
 _METHODS = frozenset(

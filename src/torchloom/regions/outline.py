@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from torchloom._torch.aot import copy_graph_module
 from torchloom._torch.bodies import EXIT_AUTOCAST
 from torchloom._torch.tensors import symbols_in
-from torchloom.backends.graphs import copy_graph_module
 from torchloom.graph import digest_of
 from torchloom.ops.regions import region
 from torchloom.regions.find import Part, find_regions

@@ -1,4 +1,4 @@
-"""Change the tensors in what modules take and return: nested lists, tuples, mappings and dataclasses."""
+"""Change the tensors in what modules take and return, and find the loss: nested lists, tuples, mappings and dataclasses."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def map_tensors(value: Any, change: Change) -> Any:
         {'x': tensor([-1., -1.]), 'n': [3]}
     """
     return _mapped(value, change)[0]
+
+
+def loss_in(result: Any) -> Tensor | None:
+    """Return the loss that a model returned, by itself or as the field `loss` of a result; None for none of one number."""
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def _mapped(value: Any, change: Change) -> tuple[Any, bool]:

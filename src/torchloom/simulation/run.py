@@ -28,7 +28,6 @@ from torchloom.config.findings import Findings
 from torchloom.config.source import read
 from torchloom.costs import CostTable, collective_us, device_row, over_network
 from torchloom.costs.collectives import between_copies_us, network_row
-from torchloom.engine.losses import loss_in
 from torchloom.errors import PlanError, TorchloomError, first_line, program_error
 from torchloom.exchange import Agreement
 from torchloom.loop.elementwise import may_step_by_parts
@@ -41,6 +40,7 @@ from torchloom.loop.step_log import work_of
 from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
 from torchloom.shard import Layout, plan_layout, shard_module
+from torchloom.shard.nested import loss_in
 from torchloom.shard.roots import forget_model
 from torchloom.simulation.checkpointing import checkpoint_layers
 from torchloom.simulation.lower import lowered, prepare

@@ -14,6 +14,7 @@ from torch import nn
 from torchloom.backends.graphs import name_of
 from torchloom.capture import recorded
 from torchloom.compiler import get_backend_fn
+from torchloom.compiler.support import check_supported
 from torchloom.config import Config, PrecisionConfig, thawed_map
 from torchloom.costs import NETWORKS, CostTable, Network
 from torchloom.errors import ConfigError
@@ -132,10 +133,12 @@ def describe_step(
         target: see `StepDescription`.
 
     Raises:
+        CompileError: torch.compile does not work here.
         ConfigError: the backend cannot be found, or both passes and a schedule are given.
         PassOrderError: the passes are unknown, contradict each other, or lack what they need.
         PlanError: the plan that the config names cannot be read, or is for another number of ranks.
     """
+    check_supported()
     layout, options = layout_of(model), config.compile
     chosen, inductor_options, kwargs = _compiler(config, call)
     budget = options.memory_budget

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torchloom
 from torchloom import envs, events
 from torchloom._torch import introspect
+from torchloom.files import from_plain
 from torchloom.inspect.collected import Collected, Rewriting
 from torchloom.inspect.live.guards import guards_of, resolve_lines
 from torchloom.inspect.live.rewritten import continuation, graph_name
@@ -35,7 +36,6 @@ from torchloom.records import (
     Session,
     Standing,
 )
-from torchloom.records.io import from_plain
 
 
 def describe_process(session: Session) -> None:

@@ -18,9 +18,9 @@ import threading
 import time
 from typing import Any
 
+from torchloom.files import from_plain
 from torchloom.log import get_logger
 from torchloom.position import Verdict
-from torchloom.records.io import from_plain
 from torchloom.runtime.lines.judge import judge
 from torchloom.runtime.lines.line import NO_WORD, Wire
 from torchloom.runtime.lines.report import Report, silent_report

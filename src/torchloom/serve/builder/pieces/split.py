@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from torchloom.backends.graphs import copy_graph_module
+from torchloom._torch.aot import copy_graph_module
 from torchloom.errors import ServeError
 from torchloom.graph import overloads_of
 from torchloom.graph.text import target_name
