@@ -187,6 +187,13 @@ class Kinds(nn.Module):
                 return self.inner(x), x
             case "returns a view of an argument":
                 return x[:, :8], self.inner(x)
+            case "returns the bits of an argument":
+                return x.view(torch.int32), self.inner(x)
+            case "returns views of what it writes to":
+                x.mul_(2)
+                self.seen.add_(x.sum(0))
+                half = x.view(2 * x.shape[0], 8)
+                return x[1:], half.t(), x.unfold(1, 4, 2), self.seen[8:], self.inner.weight.t(), x
             case "returns views of one result":
                 y = self.inner(x)
                 return y[:, :8], y[:, 8:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -139,6 +140,22 @@ def python_text(expression: Any) -> str:
     from torch.utils._sympy.printers import PythonPrinter
 
     return PythonPrinter().doprint(expression)
+
+
+def size_text(size: Any, symbols: Mapping[str, str]) -> str | None:
+    """Return a size as Python, None if a symbol is missing.
+
+    Args:
+        size: a whole number, or a symbolic one.
+        symbols: the Python that stands for a symbol, by its name.
+    """
+    if not isinstance(size, torch.SymInt):
+        return str(size)
+    names = {str(each) for each in size.node.expr.free_symbols}
+    if not names <= symbols.keys():
+        return None
+    text = python_text(size.node.expr)
+    return re.sub(r"\w+", lambda found: symbols.get(found[0], found[0]), text)
 
 
 def mark_varying(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -137,6 +137,14 @@ def _inner(artifact: Any) -> Call:
     return artifact.inner_fn.compiled_fn
 
 
+class Returned(NamedTuple):
+    """A result that is an input, or a view of one."""
+
+    place: int
+    """Of the input."""
+    is_view: bool
+
+
 @dataclass(frozen=True)
 class GeneratedCode:
     """What Inductor and AOTAutograd made of a graph."""
@@ -149,8 +157,8 @@ class GeneratedCode:
     """Tensors that the text refers to."""
     needs: str
     """Why AOTAutograd's wrappers have to run around it; nothing if they need not."""
-    returned: tuple[int | None, ...]
-    """For each result, which input it is, None for one that was computed."""
+    returned: tuple[Returned | None, ...]
+    """For each result, which input it is or views, None for one that was computed."""
     written: tuple[int, ...]
     """Inputs that are written to."""
 
@@ -163,15 +171,12 @@ def generated_code(compiled: Call) -> GeneratedCode:
     """
     result = compiled.serialize()  # type: ignore[attr-defined]
     graph = result.compiled_fw.result
-    needs = next((reason for reason, holds in _reasons(result).items() if holds), "")
-    returned = [] if needs else list(_returned(result.runtime_metadata.output_info))
-    view = next((text for text in returned if isinstance(text, str)), "")
     return GeneratedCode(
         graph.source_code,
         compiled.current_callable.__func__.__globals__,  # type: ignore[attr-defined]
         graph.constants or {},
-        needs or view,
-        tuple(each for each in returned if not isinstance(each, str)),
+        next((reason for reason, holds in _reasons(result).items() if holds), ""),
+        tuple(_returned(result.runtime_metadata.output_info)),
         tuple(result.runtime_metadata.mutated_graph_handled_indices_seen_by_autograd),
     )
 
@@ -195,22 +200,14 @@ def _reasons(result: Any) -> dict[str, bool]:
     }
 
 
-def _returned(outputs: Sequence[Any]) -> Any:
-    """Yield for each result which input it is, None for one that was computed, a text for any other."""
+def _returned(outputs: Sequence[Any]) -> Iterator[Returned | None]:
+    """Yield for each result which input it is or views, None for one that was computed."""
     from torch._functorch._aot_autograd.schemas import OutputType
 
-    computed = {
-        OutputType.non_alias,
-        OutputType.unsafe_view_alias,
-        OutputType.custom_function_view,
-    }
+    kinds = {OutputType.is_input: False, OutputType.alias_of_input: True}
     for output in outputs:
-        if output.output_type in computed:
-            yield None
-        elif output.output_type is OutputType.is_input:
-            yield output.base_idx
-        else:
-            yield f"a result is a view ({output.output_type.name})"
+        is_view = kinds.get(output.output_type)
+        yield None if is_view is None else Returned(output.base_idx, is_view)
 
 
 Load = Callable[[], Any]

@@ -90,17 +90,22 @@ def build_piece(
                 "a float argument that varies is returned, or reaches an operator that takes constants alone: "
                 "Inductor cannot compile it. Give it as `fixed`, or as a tensor of one number"
             ) from error
-        built = _stored(call, serialize, known)
+        built = _stored(graph_module, call, serialize, known)
     # What is checked is what is stored: a plain graph runs here as it does where it is loaded.
     if built.plain is None:
         built.kernels = kernels
     return built
 
 
-def _stored(call: Call, serialize: Callable[[], bytes], known: Collection[int]) -> Built:
+def _stored(
+    graph_module: fx.GraphModule,
+    call: Call,
+    serialize: Callable[[], bytes],
+    known: Collection[int],
+) -> Built:
     built = Built(call)
     try:
-        built.plain = plain_graph(call, known)
+        built.plain = plain_graph(graph_module, call, known)
         built.call = run_plain(built.plain)
         return built
     except NotPlainError as error:

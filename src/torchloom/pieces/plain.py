@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from torchloom._torch.generated import tell_kernels
 from torchloom._torch.standalone import generated_code
 from torchloom.pieces.reduced import GIVEN, NotPlainError, names_in, reduced
+from torchloom.pieces.views import result_texts
 
 
 @contextmanager
@@ -50,8 +52,8 @@ class PlainGraph:
     """Defines `call`, which takes a list, empties it, and returns a tuple."""
     kernels: Mapping[str, bytes]
     """The shared object of each kernel that the text calls."""
-    returned: tuple[int | None, ...] | None = None
-    """For each result, which input it is, None for one that was computed; None if all were."""
+    returned: tuple[str, ...] | None = None
+    """The Python of each result, as `result_texts` writes it."""
     written: tuple[int, ...] = ()
     """Inputs that are written to, whose versions count up as with any operator."""
     constants: Mapping[str, Tensor] = field(default_factory=dict)
@@ -60,10 +62,13 @@ class PlainGraph:
     """Whether calls come with gradients enabled: what is generated relies on their being off."""
 
 
-def plain_graph(compiled: Call, known: Collection[int] = ()) -> PlainGraph:
+def plain_graph(
+    graph_module: fx.GraphModule, compiled: Call, known: Collection[int] = ()
+) -> PlainGraph:
     """Take apart what Inductor made of a graph, in the process that made it.
 
     Args:
+        graph_module: the graph.
         compiled: what `torch._inductor.standalone_compile(aot=True)` calls.
         known: places of inputs whose sizes and strides need no comparison.
 
@@ -75,6 +80,7 @@ def plain_graph(compiled: Call, known: Collection[int] = ()) -> PlainGraph:
         if made.needs:
             raise NotPlainError(made.needs)
         source, kernels = reduced(made.text, made.scope, made.constants, known)
+        returned = result_texts(graph_module, made.returned)
     except NotPlainError:
         raise
     except (AttributeError, KeyError, TypeError, SyntaxError) as error:
@@ -82,7 +88,6 @@ def plain_graph(compiled: Call, known: Collection[int] = ()) -> PlainGraph:
     constants = {name: value for name, value in made.constants.items() if name in names_in(source)}
     if any(type(value) is not Tensor for value in constants.values()):
         raise NotPlainError("it holds constants that are no plain tensors")
-    returned = made.returned if any(place is not None for place in made.returned) else None
     return PlainGraph(source, kernels, returned, made.written, constants, torch.is_grad_enabled())
 
 
@@ -113,21 +118,16 @@ def _wrapped(graph: PlainGraph, call: Call) -> Call:
     lines = ["def boxed(args):"]
     if graph.written:
         lines.append(f"    count_up([{', '.join(f'args[{place}]' for place in graph.written)}])")
-    kept = sorted({place for place in graph.returned or () if place is not None})
+    result = f"({''.join(f'{each}, ' for each in graph.returned)})" if graph.returned else "out"
+    kept = sorted(set(re.findall(r"\ba(\d+)\b", result)), key=int)
     lines += [f"    a{place} = args[{place}]" for place in kept]
     if graph.with_grad:
         lines += ["    with no_grad():", "        out = call(args)"]
     else:
         lines.append("    out = call(args)")
-    if graph.returned:
-        parts = [
-            f"out[{number}]" if place is None else f"a{place}"
-            for number, place in enumerate(graph.returned)
-        ]
-        lines.append(f"    return ({''.join(f'{part}, ' for part in parts)})")
-    else:
-        lines.append("    return out")
+    lines.append(f"    return {result}")
     scope = {
+        **GIVEN,
         "call": call,
         "no_grad": torch.no_grad,
         "count_up": torch.autograd.graph.increment_version,
