@@ -59,34 +59,52 @@ class Views(Layer):
 
 
 class DataIsAssigned(Layer):
-    """The code of a forward is read for what it does to `data`, which no operator tells, and that of its methods."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.normalize()
-        return super().forward(x)
-
-    def normalize(self) -> None:
+    def touch(self) -> None:
         self.weight.data = F.normalize(self.weight.data)
 
 
-class _Writes(Layer):
-    def forward(self, x: Tensor) -> Tensor:
+class DataIsWritten(Layer):
+    """No counter tells of writes through `data`."""
+
+    def touch(self) -> None:
         self.weight.data.clamp_(-0.5, 0.5)
-        return super().forward(x)
-
-
-class DataIsWritten(_Writes):
-    """In the forward of its base."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
 
 
 class Halves(Layer):
-    """By a statement, not a method."""
+    """A variable that lives on after other weights were gathered."""
 
     def touch(self):
-        self.weight.data *= 0.5
+        data = [self.weight.data, self.bias.data][0]
+        data *= 0.5
+
+
+class Flips(Layer):
+    """A view, in a function; the sum stays."""
+
+    def touch(self):
+        _flip(getattr(self, "weight"))  # noqa: B009
+
+
+def _flip(weight: Tensor) -> None:
+    weight.data.view(-1).copy_(weight.data.flip(0).reshape(-1))
+
+
+class Assigned(Layer):
+    """Dynamo leaves the assignment to Python, with a weight that a graph returned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        weight.data = F.normalize(weight.data)
+        return F.linear(x, weight, self.bias).square().mean()
+
+
+class InLeaf(Layer):
+    """A leaf module gathers its weights once for a call."""
+
+    _z3_leaf = True
+
+    def touch(self):
+        self.weight.data[1] = 0.25
 
 
 class OfChild(Layer):
@@ -157,7 +175,18 @@ class Out(Functional):
 
 BY_OPERATOR = [Renormed, Bagged, Functional, Out]
 BY_CODE = [Clamps, Indexes, Initializes, Foreach, Views, DataIsAssigned, DataIsWritten]
-BY_CODE += [Halves, OfChild, Hooked]
+BY_CODE += [Halves, Flips, Assigned, InLeaf, OfChild, Hooked]
+
+
+class Late(Layer):
+    """Writes in its fourth forward pass, which is compared, as the first ones and ever fewer later ones are."""
+
+    calls = 0
+
+    def touch(self):
+        self.calls += 1
+        if self.calls == 4:
+            self.weight.data.clamp_(-0.5, 0.5)
 
 
 class Innocent(Layer):
@@ -268,6 +297,17 @@ def test_world_of_one_in_fp32_keeps_writes() -> None:
 
     (found,) = run_ranks(1, fn)
     assert all(isinstance(each, float) and each <= 0.501 for each in found), found
+
+
+def test_a_write_in_a_later_pass_is_refused_in_that_pass() -> None:
+    def fn(rank: int) -> list[int]:
+        engine = sharded(Late(), 3, optimizer=SGD)
+        with pytest.raises(ShardError, match="'weight'"):
+            for _ in range(5):
+                micro_step(engine, torch.ones(3, WIDTH))
+        return [engine.module.calls, engine.global_steps]
+
+    assert run_ranks(2, fn) == [[4, 3]] * 2
 
 
 def test_evaluation_in_inference_mode_works() -> None:

@@ -56,6 +56,11 @@ def storage_id(value: Any) -> int | None:
         return None
 
 
+def num_storage_uses(tensor: torch.Tensor) -> int:
+    """Return how many tensors and other objects refer to the memory of a tensor."""
+    return _C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
 def num_writes(value: Any) -> int:
     """Return how often a tensor has been written since an operator made it, as far as that is counted."""
     if not isinstance(value, torch.Tensor):

@@ -198,8 +198,3 @@ def compiling_again(model: torch.nn.Module, call: Callable[..., Any]) -> Callabl
         return call(*args, **kwargs)
 
     return run
-
-
-def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
-    """Return the hooks that run before and after the forward of a module."""
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]

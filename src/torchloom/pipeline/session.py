@@ -33,7 +33,7 @@ from torchloom.plan import GraphPlan, Plan
 from torchloom.position import POSITION
 from torchloom.shard.direct_uses import check_captured
 from torchloom.shard.regather import LIVE
-from torchloom.shard.writes import check_graph
+from torchloom.shard.writes import WRITES, check_graph, handed_out
 
 
 @dataclass(eq=False)  # Dynamo compares backends to tell compiled entries apart
@@ -75,6 +75,7 @@ class CompileSession(CompileSetup):
             batch_bytes=_batch_bytes(example_inputs) * (1 if self.recordings is None else 2),
         )
         self.report.graphs.append(report)
+        copies = handed_out(gm)
         events.emit(events.CompileStarted(graph=name, num_nodes=report.num_nodes))
         try:
             with POSITION.doing(f"compiling {name}"):
@@ -85,6 +86,7 @@ class CompileSession(CompileSetup):
             raise
         finally:
             self.tell_phase("", name)
+        compiled = WRITES.noting(compiled, copies)
         return LIVE.apart(compiled) if self.regather else compiled
 
     def _compile_graph(

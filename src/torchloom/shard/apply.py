@@ -36,7 +36,7 @@ from torchloom.shard.regather import attach
 from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
-from torchloom.shard.writes import WeightCopy, check_code
+from torchloom.shard.writes import WeightCopy
 
 logger = get_logger(__name__)
 
@@ -107,7 +107,6 @@ def shard_module(
         )
     _check_unwrapped(model, layout)
     _check_shared(model, layout)
-    check_code(model, layout)
     _check_unhooked(dict(model.named_modules()), layout)
     _forget_computed(model)
     keep = functools.partial(_keep_part, layout=layout, broadcast=broadcast)
@@ -179,7 +178,6 @@ def sync_in_backward(model: nn.Module, enabled: bool) -> Layout:
         return layout
     mode: Mode = "synced" if enabled else "whole"
     layout = replace(layout, params=tuple(replace(spec, mode=mode) for spec in layout))
-    check_code(model, layout)
     modules = dict(model.named_modules())
     _restore_classes(modules)
     _swap_classes(modules, layout)

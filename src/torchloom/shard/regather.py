@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -257,9 +258,11 @@ def _purpose() -> str:
 
 
 @contextmanager
-def _eager_parts(*, regather: bool, keeps_tied: bool) -> Iterator[None]:
+def _eager_parts(*, regather: bool, keeps_tied: bool, number: int) -> Iterator[None]:
     """Bracket what a forward pass runs in Python: saved weights as shards, no writes, its purpose told."""
-    start, purpose = WRITES.open(keeps_tied=keeps_tied), POSITION.purpose
+    # Writes are looked for in the passes 1, 2, 3, 4, 5, 8, 9, 16, 17 and so on.
+    WRITES.open(keeps_tied=keeps_tied, compares=any(n & (n - 1) == 0 for n in (number, number - 1)))
+    purpose = POSITION.purpose
     POSITION.purpose = _purpose()
     saves = regather and torch.is_grad_enabled()
     try:
@@ -267,7 +270,7 @@ def _eager_parts(*, regather: bool, keeps_tied: bool) -> Iterator[None]:
             yield
     finally:
         POSITION.purpose = purpose
-        WRITES.close(start)
+        WRITES.close()
 
 
 def attach(root: nn.Module, regather: bool) -> tuple[RemovableHandle, ...]:
@@ -279,6 +282,7 @@ def attach(root: nn.Module, regather: bool) -> tuple[RemovableHandle, ...]:
     let_transforms_begin(_is_ours)
     running: WeakIdKeyDictionary = WeakIdKeyDictionary()
     """What each module has open: a deep copy of `root` has these hooks, too, and may run inside of it."""
+    numbers = itertools.count(1)
 
     def before(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -288,7 +292,7 @@ def attach(root: nn.Module, regather: bool) -> tuple[RemovableHandle, ...]:
             opened.pop().__exit__(
                 None, None, None
             )  # torch runs no hook after a pass that e.g. KeyboardInterrupt has ended
-        opened.append(_eager_parts(regather=regather, keeps_tied=True))
+        opened.append(_eager_parts(regather=regather, keeps_tied=True, number=next(numbers)))
         opened[-1].__enter__()
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
@@ -317,13 +321,15 @@ def around_compiled(
         before: called with the arguments of each call before it.
     """
 
+    numbers = itertools.count(1)
+
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
             before(args, kwargs)
         if regather and torch.is_grad_enabled():
             _DURING_COMPILE.install()  # derivatives that forward takes cannot be traced under hooks
-        with _eager_parts(regather=regather, keeps_tied=False):
+        with _eager_parts(regather=regather, keeps_tied=False, number=next(numbers)):
             return call(*args, **kwargs)
 
     run.__torchloom_compiled__ = call  # type: ignore[attr-defined]

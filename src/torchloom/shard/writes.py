@@ -6,8 +6,8 @@ has three ways to write into it, and each is looked at where it can be seen:
     weight.clamp_(),           eager: the copy's version counter, when the forward pass ends
     F.embedding(..., max_norm) compiled: the captured graph and the counters of its fake tensors, before
                                it is compiled
-    weight.data.clamp_(),      they leave no trace in a counter, so the code of `forward` is read when the
-    weight.data = ...          model is sharded, and that of the methods that it calls and of hooks
+    weight.data.clamp_(),      no counter tells: sums over the copy's bits, when nobody else holds it, and where it
+    weight.data = ...          lies; in the first forward passes and in ever fewer later ones
 
 Outside of a forward pass, between two steps, modules hand out a `WeightCopy`. Where the parameter is whole on each rank,
 writes and hooks go to the parameter itself. Where it is a shard, what is written into a value of `state_dict()`, on all
@@ -16,12 +16,9 @@ ranks, is cut into the shard; through `module.weight` it is refused, as ranks ma
 
 from __future__ import annotations
 
-import dis
-import functools
-import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from types import CodeType, MethodType
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,11 +26,9 @@ from torch import Tensor, fx, nn
 
 from torchloom import ops
 from torchloom._torch import modes
-from torchloom._torch.module_calls import forward_hooks
 from torchloom._torch.subclasses import as_plain_tensors
 from torchloom.errors import ShardError
-from torchloom.graph import args_of, find, is_in_place_name, written
-from torchloom.shard.layout import Layout
+from torchloom.graph import args_of, find, written
 
 
 def lost(names: Collection[str]) -> ShardError:
@@ -49,27 +44,94 @@ def lost(names: Collection[str]) -> ShardError:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A weight whose bits are compared before it is let go."""
+
+    param: str
+    weight: Tensor
+    address: int
+    digest: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, param: str) -> _Held:
+        """Hold a weight as it was gathered."""
+        return cls(param, weight, weight.data_ptr(), _digest(weight))
+
+    @property
+    def num_holders(self) -> tuple[int, int]:
+        """Count who refers to the tensor, and to its memory."""
+        return sys.getrefcount(self.weight), modes.num_storage_uses(self.weight)
+
+    def is_written(self) -> bool:
+        """Whether other values are in it, or under it, than the gather made."""
+        if self.weight.data_ptr() != self.address:  # `weight.data = ...`
+            return True
+        return not torch.equal(self.digest, _digest(self.weight))
+
+
+class _Pass:
+    """A running forward pass of a sharded model, and the weights that it has gathered."""
+
+    def __init__(self, *, keeps_tied: bool, compares: bool) -> None:
+        self.tied: dict[tuple[int, bool], tuple[Tensor, Tensor]] | None = {} if keeps_tied else None
+        """By shard, as a copy of the model has the same names; None: a tied weight is gathered for each use."""
+        self.compares = compares
+        self.counters: list[tuple[str, int, Tensor]] = []
+        self.held: list[_Held] = []
+        self.written: set[str] = set()
+
+    def note(self, weight: Tensor, param: str) -> None:
+        """Remember a weight by its counter, without its memory, and by its bits where they are compared."""
+        alone = _Held.of(torch.zeros(()), "").num_holders if self.held else None
+        self.settle(lambda each: each.num_holders == alone)
+        if not weight.is_inference():  # those count no writes
+            counter = weight
+            if modes.transform_level() is None:  # torch.func lets nobody assign `.data`
+                counter = weight.detach()  # shares the counter
+                counter.data = weight.new_empty(0)  # and lets go of the memory
+            self.counters.append((param, weight._version, counter))
+        if self.compares and modes.transform_level() is None and type(weight) is Tensor:
+            self.held.append(_Held.of(weight, param))
+
+    def settle(self, is_done: Callable[[_Held], bool]) -> None:
+        """Compare those weights that are done with, and let go of them."""
+        done = {each: is_done(each) for each in self.held}
+        self.held = [each for each in self.held if not done[each]]
+        self.written |= {each.param for each in done if done[each] and each.is_written()}
+
+    def all_written(self) -> set[str]:
+        """Return the parameters whose weights were written, when the pass has ended."""
+        self.settle(lambda _: True)
+        counted = {
+            param for param, version, counter in self.counters if counter._version != version
+        }
+        return self.written | counted
+
+
 class Writes:
-    """The weights that were gathered in the running eager forward passes: their version counters, and tied ones."""
+    """The running eager forward passes of sharded models, the innermost last."""
 
     def __init__(self) -> None:
-        self._tied: list[dict[tuple[int, bool], tuple[Tensor, Tensor]] | None] = []
-        """For each pass, its tied weights by shard, as a copy of the model has the same names; None: it keeps none."""
-        self._seen: list[tuple[str, int, Tensor]] = []
+        self._passes: list[_Pass] = []
 
     @property
     def is_open(self) -> bool:
         """Whether an eager forward pass of a sharded model runs."""
-        return bool(self._tied)
+        return bool(self._passes)
 
-    def open(self, *, keeps_tied: bool) -> int:
-        """Enter a forward pass, in which a tied weight is gathered once or for each use; returns what to hand to `close`."""
-        self._tied.append({} if keeps_tied else None)
-        return len(self._seen)
+    def open(self, *, keeps_tied: bool, compares: bool) -> None:
+        """Enter a forward pass.
+
+        Args:
+            keeps_tied: whether a tied weight is gathered once, not for each use.
+            compares: whether writes that no counter tells are looked for.
+        """
+        self._passes.append(_Pass(keeps_tied=keeps_tied, compares=compares))
 
     def once(self, shard: Tensor, gather: Callable[[], Tensor]) -> Tensor:
         """Return the tied weight of a shard that was gathered earlier in this forward pass, or gather it now."""
-        known = self._tied[-1] if self._tied else None
+        known = self._passes[-1].tied if self._passes else None
         if known is None:
             return gather()
         key = id(shard), torch.is_grad_enabled()
@@ -78,25 +140,52 @@ class Writes:
         return known[key][1]
 
     def note(self, weight: Tensor, param: str) -> Tensor:
-        """Remember a weight by its counter, without its memory; return the weight."""
-        if self._tied and not weight.is_inference():  # those count no writes
-            counter = weight
-            if modes.transform_level() is None:  # torch.func lets nobody assign `.data`
-                counter = weight.detach()  # shares the counter
-                counter.data = weight.new_empty(0)  # and lets go of the memory
-            self._seen.append((param, weight._version, counter))
+        """Remember a weight that a forward pass gets; return it."""
+        if self._passes:
+            self._passes[-1].note(weight, param)
         return weight
 
-    def close(self, start: int) -> None:
+    def noting(
+        self, graph: Callable[..., Sequence[Any]], copies: Mapping[int, str]
+    ) -> Callable[..., Sequence[Any]]:
+        """Return what calls a compiled graph and notes the weights among its results.
+
+        Args:
+            graph: the code.
+            copies: parameters by the place of their copies among the results: code behind a graph break reads them.
+        """
+
+        def run(*args: Any) -> Sequence[Any]:
+            found = graph(*args)
+            for place, param in copies.items():
+                self.note(found[place], param)
+            return found
+
+        return run if copies else graph
+
+    def close(self) -> None:
         """Leave a forward pass.
 
         Raises:
             ShardError: a weight was written in it.
         """
-        self._tied.pop()
-        seen, self._seen[start:] = self._seen[start:], []
-        if written := {param for param, version, counter in seen if counter._version != version}:
+        if written := self._passes.pop().all_written():
             raise lost(written)
+
+
+def _digest(weight: Tensor) -> Tensor:
+    """Return sums over the bits of a tensor: of all, and for each dim weighted by the index along it."""
+    with modes.without_modes(), torch.no_grad():
+        bits = weight.detach().contiguous().view(_BITS[weight.dtype.itemsize])
+        sums = [bits.sum(dtype=torch.int64)]
+        for dim, size in enumerate(bits.shape):
+            others = [each for each in range(bits.dim()) if each != dim]
+            along = bits.sum(others, dtype=torch.int64) if others else bits.long()
+            sums.append((along * torch.arange(size, device=bits.device)).sum())
+        return torch.stack(sums)
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 WRITES = Writes()
@@ -113,7 +202,7 @@ def check_graph(gm: fx.GraphModule) -> None:
     copies = [
         (node, args_of(node)[-1])
         for part in parts
-        for op in (ops.gather, ops.replicate, ops.cast)
+        for op in _COPIES
         for node in find(part.graph, op)
     ]
     # Operators write in more ways than their names and schemas tell; fakes count writes as tensors do.
@@ -132,113 +221,21 @@ def check_graph(gm: fx.GraphModule) -> None:
         raise lost(params)
 
 
+def handed_out(gm: fx.GraphModule) -> dict[int, str]:
+    """Return the parameters whose copies a captured graph returns, by their place among its results."""
+    results = args_of(gm.graph.output_node())[0]
+    return {
+        place: args_of(node)[-1]
+        for place, node in enumerate(results if isinstance(results, (tuple, list)) else [])
+        if isinstance(node, fx.Node) and node.target in _COPIES
+    }
+
+
+_COPIES = (ops.gather, ops.replicate, ops.cast)
+
+
 def _fake(node: Any) -> Any:
     return node.meta.get("example_value") if isinstance(node, fx.Node) else None
-
-
-def check_code(model: nn.Module, layout: Layout) -> None:
-    """Refuse a model whose `forward` assigns the `.data` of a parameter of which it sees a copy, or writes in it.
-
-    Args:
-        model: whose code is read.
-        layout: of its parameters.
-
-    Raises:
-        ShardError: it does.
-    """
-    modules = dict(model.named_modules())
-    code_of = functools.cache(_code_of_forward)
-    copied = {
-        (owner.module, owner.attr): spec.name
-        for spec in layout
-        if spec.mode != "whole" or spec.compute_dtype != spec.dtype
-        for owner in spec.owners
-    }
-    written = {
-        copied[key]
-        for path, module in modules.items()
-        for code, root in [*code_of(type(module)), *_code_of_hooks(module)]
-        for inner, attr in _written_through_data(code, root)
-        if (key := (f"{path}.{inner}".strip("."), attr)) in copied
-    }
-    if written:
-        raise lost(written)
-
-
-@functools.cache
-def _written_through_data(code: CodeType, root: str) -> list[tuple[str, str]]:
-    """Return what code writes through `data` of weights of a module: by path from it, and name.
-
-    Args:
-        code: of a function.
-        root: the variable that holds the module.
-    """
-    found: list[tuple[str, str]] = []
-    steps = _instructions(code)
-    for start, first in enumerate(steps):
-        if not first.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) or first.argval != root:
-            continue
-        names = [
-            each.argval
-            for each in itertools.takewhile(
-                lambda each: each.opname.startswith("LOAD_ATTR"), steps[start + 1 :]
-            )
-        ]
-        rest = steps[start + 1 + len(names) :]
-        is_written = rest[0].opname == "STORE_ATTR" and rest[0].argval == "data"
-        if rest[0].opname in ("COPY", "DUP_TOP"):  # weight.data *= 2
-            is_written = rest[1].opname.startswith("LOAD_ATTR") and rest[1].argval == "data"
-        elif "data" in names:
-            behind = names[names.index("data") + 1 :]  # calls as well, since Python 3.12
-            del names[names.index("data") :]
-            last = next(each for each in rest if each.opname not in _OF_INDICES)
-            called = behind or [str(last.argval)]
-            is_written = is_in_place_name(called[0]) or (not behind and last.opname in _STORES)
-        if is_written and names:
-            found.append((".".join(names[:-1]), names[-1]))
-    return found
-
-
-_OF_INDICES = {"LOAD_CONST", "LOAD_SMALL_INT", "BUILD_SLICE", "BUILD_TUPLE", "BINARY_SUBSCR"}
-_OF_INDICES |= {"BINARY_SLICE"}
-_STORES = ("STORE_SUBSCR", "STORE_SLICE")
-
-
-def _code_of_hooks(module: nn.Module) -> Iterator[tuple[CodeType, str]]:
-    """Yield the code of hooks around a module's forward, and the variable that holds the module."""
-    for hook in forward_hooks(module):
-        code = getattr(hook, "__code__", None)
-        place = int(isinstance(hook, MethodType))
-        if code is not None and len(code.co_varnames) > place:
-            yield code, code.co_varnames[place]
-
-
-def _code_of_forward(kind: type[nn.Module]) -> list[tuple[CodeType, str]]:
-    """Return the code of a module's forward and of the methods that it calls of `self` and of its bases, with `self`'s name."""
-    found: dict[CodeType, None] = {}
-    names = ["forward"]
-    for name in names:  # grows
-        for base in kind.__mro__:
-            code = getattr(vars(base).get(name), "__code__", None)
-            if code is None:
-                continue
-            found[code] = None
-            steps = _instructions(code)
-            names += [
-                two.argval
-                for one, two in itertools.pairwise(steps)
-                if one.opname.startswith("LOAD_FAST")
-                and (one.argval,) == code.co_varnames[:1]
-                and two.opname.startswith(("LOAD_METHOD", "LOAD_ATTR"))
-                and two.argval not in names
-            ]
-            if "super" not in code.co_names:
-                break
-    return [(code, code.co_varnames[0]) for code in found if code.co_varnames]
-
-
-def _instructions(code: CodeType) -> list[dis.Instruction]:
-    return [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
 
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})

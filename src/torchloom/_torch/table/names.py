@@ -51,7 +51,7 @@ NEEDED = {
         torch._dynamo.source ConstantSource
     """,
     "serving cannot be imported": """
-        torch._C _is_tracing _len_torch_dispatch_stack _len_torch_function_stack
+        torch._C _is_tracing _len_torch_dispatch_stack _len_torch_function_stack _storage_Use_Count
         torch._C._functorch get_unwrapped is_functorch_wrapped_tensor maybe_current_level
         torch.overrides _get_current_function_mode_stack
         torch.utils._device CURRENT_DEVICE DeviceContext
