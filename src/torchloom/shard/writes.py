@@ -83,15 +83,16 @@ class _Pass:
 
     def note(self, weight: Tensor, param: str) -> None:
         """Remember a weight by its counter, without its memory, and by its bits where they are compared."""
-        alone = _Held.of(torch.zeros(()), "").num_holders if self.held else None
-        self.settle(lambda each: each.num_holders == alone)
+        is_transformed = modes.transform_level() is not None
         if not weight.is_inference():  # those count no writes
             counter = weight
-            if modes.transform_level() is None:  # torch.func lets nobody assign `.data`
+            if not is_transformed:  # torch.func lets nobody assign `.data`
                 counter = weight.detach()  # shares the counter
                 counter.data = weight.new_empty(0)  # and lets go of the memory
             self.counters.append((param, weight._version, counter))
-        if self.compares and modes.transform_level() is None and type(weight) is Tensor:
+        if self.compares and not is_transformed and type(weight) is Tensor:
+            alone = _Held("", torch.empty(()), 0, weight).num_holders
+            self.settle(lambda each: each.num_holders == alone)
             self.held.append(_Held.of(weight, param))
 
     def settle(self, is_done: Callable[[_Held], bool]) -> None:

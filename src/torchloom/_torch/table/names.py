@@ -184,7 +184,7 @@ NEEDED = {
         torch._functorch.partitioners: must_be_in_backward partitioner_tag
     """,
     "programs run with torch's wrappers: slower, and loads import the compiler": """
-        torch._functorch._aot_autograd.schemas.OutputType custom_function_view is_input non_alias
+        torch._functorch._aot_autograd.schemas.OutputType alias_of_input is_input non_alias
         torch._functorch._aot_autograd.schemas.OutputType unsafe_view_alias
     """,
     "`torchloom.watch` and `torchloom.jit` fail": """
