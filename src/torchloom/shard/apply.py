@@ -7,7 +7,6 @@ each other, silently. DistributedDataParallel does both.
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -33,7 +32,7 @@ from torchloom.shard.parameter import (
     refused_collective,
 )
 from torchloom.shard.regather import attach
-from torchloom.shard.roots import ROOTS, Root, is_sharded, known_params, layout_of
+from torchloom.shard.roots import ROOTS, Root, check_shared, is_sharded, layout_of
 from torchloom.shard.shards import cut, join, pad_storage
 from torchloom.shard.state import COUNTED, ORIGINAL, count_load, gather_whole
 from torchloom.shard.writes import WeightCopy
@@ -106,7 +105,7 @@ def shard_module(
             "torchloom.shard.unshard(model) before sharding it again"
         )
     _check_unwrapped(model, layout)
-    _check_shared(model, layout)
+    check_shared(model, layout)
     _check_unhooked(dict(model.named_modules()), layout)
     _forget_computed(model)
     keep = functools.partial(_keep_part, layout=layout, broadcast=broadcast)
@@ -220,37 +219,6 @@ def _check_unwrapped(model: nn.Module, layout: Layout) -> None:
                 f"{where} is wrapped in DistributedDataParallel, which reduces gradients itself: pass the plain "
                 "model (its .module), and under Ray Train leave out ray.train.torch.prepare_model"
             )
-
-
-def _check_shared(model: nn.Module, layout: Layout) -> None:
-    """Refuse parameters that other models own, too, unless they are whole for all of them.
-
-    Raises:
-        ShardError: one is a shard already, or would become one under another model's feet.
-    """
-    modules = dict(model.named_modules())
-    params = {spec.name: param_of(modules, spec) for spec in layout}
-    for name, param in params.items():
-        if is_shard(param):
-            raise ShardError(
-                f"the parameter {name!r} is a shard already, as another model that owns it was sharded at "
-                "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
-            )
-    cut_here = {id(params[spec.name]): spec.name for spec in layout.sharded}
-    shared = _first_shared(cut_here)
-    if shared is not None:
-        gc.collect()  # models that nobody has any more may wait for it
-        shared = _first_shared(cut_here)
-    if shared is not None:
-        raise ShardError(
-            f"the parameter {shared!r} is owned by another model that was sharded, and stage "
-            f"{layout.stage} would cut it: at stages 0 and 1 both may own it, or give this one a copy"
-        )
-
-
-def _first_shared(names: dict[int, str]) -> str | None:
-    """Return the name of a parameter, given by id, that another sharded model owns."""
-    return next((names[id(param)] for param, *_ in known_params() if id(param) in names), None)
 
 
 def _keep_part(

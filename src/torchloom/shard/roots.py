@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchloom.errors import ShardError
-from torchloom.shard.layout import Layout, ParamSpec
+from torchloom.shard.layout import Layout, ParamSpec, param_of
+from torchloom.shard.parameter import is_shard
 from torchloom.shard.state import ORIGINAL
 
 
@@ -175,3 +177,34 @@ def known_params() -> Iterator[tuple[nn.Parameter, Layout, ParamSpec]]:
 def divided_by_id() -> dict[int, tuple[Layout, ParamSpec]]:
     """Return layout and facts of all parameters of which each rank steps a part, a shard or a slice, by id."""
     return {id(param): (layout, s) for param, layout, s in known_params() if s.is_divided}
+
+
+def check_shared(model: nn.Module, layout: Layout) -> None:
+    """Refuse parameters that other models own, too, unless they are whole for all of them.
+
+    Raises:
+        ShardError: one is a shard already, or would become one under another model's feet.
+    """
+    modules = dict(model.named_modules())
+    params = {spec.name: param_of(modules, spec) for spec in layout}
+    for name, param in params.items():
+        if is_shard(param):
+            raise ShardError(
+                f"the parameter {name!r} is a shard already, as another model that owns it was sharded at "
+                "stage 2 or 3: one of both can own it; unshard that model first, or give this one a copy"
+            )
+    cut_here = {id(params[spec.name]): spec.name for spec in layout.sharded}
+    shared = _first_shared(cut_here)
+    if shared is not None:
+        gc.collect()  # models that nobody has any more may wait for it
+        shared = _first_shared(cut_here)
+    if shared is not None:
+        raise ShardError(
+            f"the parameter {shared!r} is owned by another model that was sharded, and stage "
+            f"{layout.stage} would cut it: at stages 0 and 1 both may own it, or give this one a copy"
+        )
+
+
+def _first_shared(names: dict[int, str]) -> str | None:
+    """Return the name of a parameter, given by id, that another sharded model owns."""
+    return next((names[id(param)] for param, *_ in known_params() if id(param) in names), None)

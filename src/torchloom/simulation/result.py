@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
+from torchloom.config import Config
+from torchloom.costs import CostTable, collective_us
+from torchloom.costs.collectives import between_copies_us
 from torchloom.costs.hardware import peak_tflops
+from torchloom.errors import PlanError
+from torchloom.loop.step_log import work_of
+from torchloom.pipeline.report import GraphReport
 from torchloom.plan import Plan
-from torchloom.simulation.lower import Lowered
+from torchloom.shard import Layout
+from torchloom.simulation.lower import Lowered, lowered
+from torchloom.step import CompiledStep
 
 _SHOWN = 5
 """Transfers that compute waits for, in the text: what is worth a change is among the first."""
@@ -173,3 +186,112 @@ def _gb(num_bytes: int) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:8,.1f} ms"
+
+
+class Captured(NamedTuple):
+    """A captured step, its model and layout."""
+
+    step: CompiledStep
+    module: nn.Module
+    layout: Layout
+    num_params: int
+    stepped: int
+    """Elements that this rank's optimizer steps as shards or slices."""
+    owned_us: float
+    """Time of the exchanges and updates of what ranks own."""
+
+    def result(
+        self, table: CostTable, settings: Config, name: str, tokens: int, began: float
+    ) -> Simulation:
+        """Return what was found.
+
+        Args:
+            table: of the simulated hardware.
+            settings: of the run.
+            name: of the model.
+            tokens: of a micro batch.
+            began: when the simulation began, by `time.perf_counter`.
+
+        Raises:
+            PlanError: no graph has a backward.
+        """
+        graphs = [each for each in self.step.session.report.graphs if each.times is not None]
+        if not graphs:
+            raise PlanError(
+                f"no graph of {name} has a backward: let the model return its loss, or pass loss="
+            )
+        standing, micro_steps = self.step.standing, settings.batch.accumulation_steps
+        exposed, computed = Counter[str](), Counter[str]()
+        for each in graphs:
+            exposed.update(each.times.exposed_by if each.times else {})
+            computed.update(each.times.compute_by if each.times else {})
+        peak, batch_bytes = max(
+            ((each.peak, each.batch_bytes) for each in graphs if each.peak),
+            key=lambda found: found[0].peak_bytes + found[1],
+        )
+        boundary_us = _boundary_us(self.layout, table)
+        plan = self.step.session.plan() if standing.budget_bytes is not None else None
+        update_us = 1e6 * self.stepped / table.device.adamw_params_per_s + self.owned_us
+        if plan is not None:
+            update_us += micro_steps * max((e.states_us for e in plan.graphs), default=0.0)
+        elif standing.states is not None:
+            update_us += standing.states.added_us(0, table.device)
+        kinds: Counter[str] = Counter()
+        for group in peak.groups:
+            kinds[group.kind] += group.num_bytes
+        for kind, _, num_bytes in (
+            self.step.session.standing.parts if self.step.session.standing else ()
+        ):
+            kinds[kind] += num_bytes
+        kinds["batch"] += batch_bytes
+        within_bytes = max(batch_bytes + peak.peak_bytes, standing.step_bytes)
+        work = work_of(self.module, self.layout, torch.device("cpu"))
+        return Simulation(
+            model=name,
+            num_params=self.num_params,
+            world_size=self.layout.num_ranks,
+            stage=settings.zero.stage,
+            device=table.device.name,
+            network=table.network.name,
+            micro_steps=micro_steps,
+            tokens=tokens * micro_steps,
+            compute_by={kind: micro_steps * us / 1e6 for kind, us in computed.most_common()},
+            compute_s=micro_steps * _sum(graphs, "compute_us"),
+            exposed_s=micro_steps * _sum(graphs, "exposed_us") + boundary_us / 1e6,
+            loaded_s=micro_steps * _sum(graphs, "loaded_us"),
+            update_s=update_us / 1e6,
+            network_s=micro_steps * sum(e.times.busy_us["network"] for e in graphs if e.times) / 1e6
+            + boundary_us / 1e6,
+            exposed_by={what: micro_steps * us / 1e6 for what, us in exposed.most_common()},
+            peak_bytes=standing.base_bytes + within_bytes if plan is None else plan.peak_bytes,
+            standing_bytes=standing.base_bytes,
+            capacity_bytes=table.device.capacity_bytes,
+            budget_bytes=standing.budget_bytes,
+            peak_by_kind=dict(kinds.most_common()),
+            flops_per_token=work.flops_per_token,
+            plan=plan,
+            flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
+            lowered=lowered(graphs, peak.peak_bytes),
+            simulated_in_s=time.perf_counter() - began,
+        )
+
+
+def _sum(graphs: Sequence[GraphReport], what: str) -> float:
+    return sum(getattr(each.times, what) for each in graphs) / 1e6
+
+
+def _boundary_us(layout: Layout, table: CostTable) -> float:
+    """Return the time of what travels behind backward at stages 0 and 1, where nothing hides it."""
+    whole = [spec for spec in layout if spec.requires_grad and spec.mode == "whole"]
+    reduced = sum(spec.numel * spec.wire_dtype.itemsize for spec in whole)
+    sliced = sum(spec.numel * spec.dtype.itemsize for spec in whole if spec.is_sliced)
+    ranks, copies = layout.world_size, layout.num_replicas
+    if not reduced:
+        return 0.0
+    if not sliced:
+        return collective_us("all_reduce", reduced, ranks * copies, table)
+    return (
+        collective_us("reduce_scatter", reduced, ranks, table)
+        + between_copies_us(reduced // ranks, ranks, copies, table)
+        + collective_us("all_gather", sliced, ranks, table)
+    )

@@ -12,11 +12,10 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,8 @@ from torchloom._torch.tensors import fake_mode
 from torchloom.config import Config, load_config
 from torchloom.config.findings import Findings
 from torchloom.config.source import read
-from torchloom.costs import CostTable, collective_us, device_row, over_network
-from torchloom.costs.collectives import between_copies_us, network_row
+from torchloom.costs import CostTable, device_row, over_network
+from torchloom.costs.collectives import network_row
 from torchloom.errors import PlanError, TorchloomError, first_line, program_error
 from torchloom.exchange import Agreement
 from torchloom.loop.elementwise import may_step_by_parts
@@ -38,109 +37,19 @@ from torchloom.loop.owned_params import OwnedParams
 from torchloom.loop.owner_memory import owned_memory, owned_us
 from torchloom.loop.precision import autocasting, cast_inputs, dtype_of, shard_precision
 from torchloom.loop.rounding import round_stochastically, seed_of_rounding
-from torchloom.loop.step_log import work_of
-from torchloom.pipeline.report import GraphReport
 from torchloom.runtime import Communicator
-from torchloom.shard import Layout, plan_layout, shard_module
+from torchloom.shard import plan_layout, shard_module
 from torchloom.shard.nested import loss_in
 from torchloom.shard.roots import forget_model
 from torchloom.simulation.checkpointing import checkpoint_layers
-from torchloom.simulation.lower import lowered, prepare
-from torchloom.simulation.result import Simulation
+from torchloom.simulation.lower import prepare
+from torchloom.simulation.result import Captured, Simulation
 from torchloom.simulation.world import EqualRanks, simulated_world
-from torchloom.step import CompileCall, CompiledStep, Driver, build_step, describe_step
+from torchloom.step import CompileCall, Driver, build_step, describe_step
 from torchloom.step.description import cast_params
 from torchloom.step.interfaces import SHARDS, STATES
 
 Inputs = Sequence[Any] | Mapping[str, Any]
-
-
-class _Compiled(NamedTuple):
-    """A captured step, its model and layout."""
-
-    step: CompiledStep
-    module: nn.Module
-    layout: Layout
-    num_params: int
-    stepped: int
-    """Elements that this rank's optimizer steps as shards or slices."""
-    owned_us: float
-    """Time of the exchanges and updates of what ranks own."""
-
-    def result(
-        self, table: CostTable, settings: Config, name: str, tokens: int, began: float
-    ) -> Simulation:
-        """Return what was found.
-
-        Args:
-            table: of the simulated hardware.
-            settings: of the run.
-            name: of the model.
-            tokens: of a micro batch.
-            began: when the simulation began, by `time.perf_counter`.
-
-        Raises:
-            PlanError: no graph has a backward.
-        """
-        graphs = [each for each in self.step.session.report.graphs if each.times is not None]
-        if not graphs:
-            raise PlanError(
-                f"no graph of {name} has a backward: let the model return its loss, or pass loss="
-            )
-        standing, micro_steps = self.step.standing, settings.batch.accumulation_steps
-        exposed, computed = Counter[str](), Counter[str]()
-        for each in graphs:
-            exposed.update(each.times.exposed_by if each.times else {})
-            computed.update(each.times.compute_by if each.times else {})
-        peak, batch_bytes = max(
-            ((each.peak, each.batch_bytes) for each in graphs if each.peak),
-            key=lambda found: found[0].peak_bytes + found[1],
-        )
-        boundary_us = _boundary_us(self.layout, table)
-        plan = self.step.session.plan() if standing.budget_bytes is not None else None
-        update_us = 1e6 * self.stepped / table.device.adamw_params_per_s + self.owned_us
-        if plan is not None:
-            update_us += micro_steps * max((e.states_us for e in plan.graphs), default=0.0)
-        elif standing.states is not None:
-            update_us += standing.states.added_us(0, table.device)
-        kinds: Counter[str] = Counter()
-        for group in peak.groups:
-            kinds[group.kind] += group.num_bytes
-        for kind, _, num_bytes in (
-            self.step.session.standing.parts if self.step.session.standing else ()
-        ):
-            kinds[kind] += num_bytes
-        kinds["batch"] += batch_bytes
-        within_bytes = max(batch_bytes + peak.peak_bytes, standing.step_bytes)
-        work = work_of(self.module, self.layout, torch.device("cpu"))
-        return Simulation(
-            model=name,
-            num_params=self.num_params,
-            world_size=self.layout.num_ranks,
-            stage=settings.zero.stage,
-            device=table.device.name,
-            network=table.network.name,
-            micro_steps=micro_steps,
-            tokens=tokens * micro_steps,
-            compute_by={kind: micro_steps * us / 1e6 for kind, us in computed.most_common()},
-            compute_s=micro_steps * _sum(graphs, "compute_us"),
-            exposed_s=micro_steps * _sum(graphs, "exposed_us") + boundary_us / 1e6,
-            loaded_s=micro_steps * _sum(graphs, "loaded_us"),
-            update_s=update_us / 1e6,
-            network_s=micro_steps * sum(e.times.busy_us["network"] for e in graphs if e.times) / 1e6
-            + boundary_us / 1e6,
-            exposed_by={what: micro_steps * us / 1e6 for what, us in exposed.most_common()},
-            peak_bytes=standing.base_bytes + within_bytes if plan is None else plan.peak_bytes,
-            standing_bytes=standing.base_bytes,
-            capacity_bytes=table.device.capacity_bytes,
-            budget_bytes=standing.budget_bytes,
-            peak_by_kind=dict(kinds.most_common()),
-            flops_per_token=work.flops_per_token,
-            plan=plan,
-            flat_because=tuple(dict.fromkeys(why for each in graphs for why in each.flat_because)),
-            lowered=lowered(graphs, peak.peak_bytes),
-            simulated_in_s=time.perf_counter() - began,
-        )
 
 
 @dataclass
@@ -314,7 +223,7 @@ def _compiled(
     device: torch.device,
     optimizer: Callable[..., Optimizer] | None,
     loss: Callable[..., Tensor] | None,
-) -> _Compiled:
+) -> Captured:
     """Shard, build and capture a step."""
     num_params = sum(param.numel() for param in module.parameters())
     layout = plan_layout(
@@ -368,7 +277,7 @@ def _compiled(
             update_us = 0.0 if made is None else owned_us(made, table)
     owned = {} if local.ownership is None else local.ownership.units
     stepped = sum(math.prod(each.shard_shape) for each in local if id(each.param) not in owned)
-    return _Compiled(step, module, layout, num_params, stepped, update_us)
+    return Captured(step, module, layout, num_params, stepped, update_us)
 
 
 @contextmanager
@@ -415,24 +324,3 @@ def _tokens(inputs: Inputs) -> int:
     if ids is not None:
         return ids.numel()
     return len(tensors[0]) if tensors else 0
-
-
-def _sum(graphs: Sequence[GraphReport], what: str) -> float:
-    return sum(getattr(each.times, what) for each in graphs) / 1e6
-
-
-def _boundary_us(layout: Layout, table: CostTable) -> float:
-    """Return the time of what travels behind backward at stages 0 and 1, where nothing hides it."""
-    whole = [spec for spec in layout if spec.requires_grad and spec.mode == "whole"]
-    reduced = sum(spec.numel * spec.wire_dtype.itemsize for spec in whole)
-    sliced = sum(spec.numel * spec.dtype.itemsize for spec in whole if spec.is_sliced)
-    ranks, copies = layout.world_size, layout.num_replicas
-    if not reduced:
-        return 0.0
-    if not sliced:
-        return collective_us("all_reduce", reduced, ranks * copies, table)
-    return (
-        collective_us("reduce_scatter", reduced, ranks, table)
-        + between_copies_us(reduced // ranks, ranks, copies, table)
-        + collective_us("all_gather", sliced, ranks, table)
-    )
