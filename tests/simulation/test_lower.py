@@ -37,6 +37,17 @@ def body_1_forward(args):
         extern_kernels.mm(c, b, out=a)
     return (a, )
 
+def segment_0(args):
+    a, b, = args
+    args.clear()
+    more = torch.ops.torchloom.gather_start([b], ['c'], torch.float32, 2, '2x1#0')
+    c = more[0]
+    more = None
+    args = [a, b]
+    a = None
+    d = body_1_forward(args)
+    return [c, d]
+
 class Runner:
     def call(self, args):
         x, = args
@@ -48,8 +59,13 @@ class Runner:
             buf3 = empty_strided_cuda((8, ), (1, ), torch.float32)
             torch.ops.torchloom.wait_.default([buf1, buf2], [x, y], '2x1#0')
             body_1_forward_args = [buf1, buf2]
-            del buf1
             buf4 = body_1_forward(body_1_forward_args)
+            segment_0_args = [buf1, buf4]
+            del buf1
+            buf7 = segment_0(segment_0_args)
+            buf8 = buf7[0]
+            buf4 = buf7[1]
+            torch.ops.torchloom.wait_.default([buf8], [x], '2x1#0')
             del buf2; del buf3  # reuse
             buf5 = torch.ops.torchloom.offload_start.default([buf4])
             buf6 = buf5[0]
@@ -62,8 +78,11 @@ def test_the_order_of_a_wrapper() -> None:
     assert order_of(ast.parse(WRAPPER)) == [
         "start gather a and 1 more",
         "wait gather a and 1 more",
+        "call body 1",
+        "start gather c",
         "free gather a",
         "call body 1",
+        "wait gather c",
         "free gather b",
         "start offload buf4",
         "wait offload buf4",

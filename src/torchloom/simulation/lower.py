@@ -143,10 +143,11 @@ def order_of(tree: ast.Module) -> list[str]:
     functions = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
     bodies = [name for name in functions if name.startswith("body_")]
     names = {name: f"body {number}" for number, name in enumerate(bodies, start=1)}
-    lines = _Reading(names).lines(functions["call"])
+    segments = {name: each for name, each in functions.items() if name.startswith("segment_")}
+    lines = _Reading(names, segments).lines(functions["call"])
     for body in bodies:
         lines.append(f"{names[body]}:")
-        lines += [f"  {line}" for line in _Reading(names).lines(functions[body])]
+        lines += [f"  {line}" for line in _Reading(names, segments).lines(functions[body])]
     return lines
 
 
@@ -155,13 +156,17 @@ class _Reading:
 
     Args:
         bodies: what functions of bodies are called.
+        segments: functions of calls and transfers alone (`capture.segments`), read where they are called.
     """
 
-    def __init__(self, bodies: Mapping[str, str]) -> None:
-        self._bodies = bodies
+    def __init__(self, bodies: Mapping[str, str], segments: Mapping[str, ast.FunctionDef]) -> None:
+        self._bodies, self._segments = bodies, segments
         self._labels: dict[str, str] = {}
         """What transfers made, by the variables that hold it."""
-        self._results: dict[str, list[str]] = {}
+        self._lists: dict[str, list[str | None]] = {}
+        """The same for lists: results of transfers, and what segments are given and return."""
+        self._handed: set[str] = set()
+        """Variables that a segment is given, which lets go of them."""
 
     def lines(self, function: ast.FunctionDef) -> list[str]:
         """Return a line for each step, with equal kinds of steps in one."""
@@ -180,20 +185,45 @@ class _Reading:
     def _steps(self, statement: ast.stmt) -> Iterator[tuple[str, str]]:
         if isinstance(statement, ast.Delete):
             for target in statement.targets:
-                label = self._labels.pop(ast.unparse(target), None)
-                if label is not None:
-                    yield "free", label
+                yield from self._free(ast.unparse(target))
             return
         if not isinstance(statement, ast.Assign | ast.Expr) or statement.value is None:
             return
         value = statement.value
-        made = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-        if isinstance(value, ast.Subscript) and ast.unparse(value.value) in self._results:
-            self._labels[made] = self._results[ast.unparse(value.value)][
-                int(ast.unparse(value.slice))
-            ]
-        if isinstance(value, ast.Call):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        made = "" if target is None else ast.unparse(target)
+        if isinstance(value, ast.Constant) and value.value is None:
+            yield from self._free(made)
+        elif isinstance(value, ast.List):
+            names = [ast.unparse(each) for each in value.elts]
+            self._lists[made] = [self._labels.get(name) for name in names]
+            if made.removesuffix("_args") in self._segments:
+                self._handed.update(names)
+        elif isinstance(value, ast.Subscript) and ast.unparse(value.value) in self._lists:
+            self._label(made, self._lists[ast.unparse(value.value)][int(ast.unparse(value.slice))])
+        elif isinstance(target, ast.Tuple) and ast.unparse(value) in self._lists:
+            for name, label in zip(target.elts, self._lists[ast.unparse(value)], strict=True):
+                self._label(ast.unparse(name), label)
+        elif isinstance(value, ast.Call):
             yield from self._call(made, ast.unparse(value.func).split("."), value.args)
+
+    def _label(self, name: str, label: str | None) -> None:
+        if label is not None:
+            self._labels[name] = label
+
+    def _free(self, name: str) -> Iterator[tuple[str, str]]:
+        label = self._labels.pop(name, None)
+        if label is not None and name not in self._handed:
+            yield "free", label
+
+    def _segment(self, made: str, name: str, given: ast.expr) -> Iterator[tuple[str, str]]:
+        inner = _Reading(self._bodies, self._segments)
+        inner._lists["args"] = self._lists[ast.unparse(given)]
+        for statement in self._segments[name].body:
+            yield from inner._steps(statement)
+            if isinstance(statement, ast.Return) and isinstance(statement.value, ast.List):
+                returned = [ast.unparse(each) for each in statement.value.elts]
+                self._lists[made] = [inner._labels.get(each) for each in returned]
 
     def _call(self, made: str, path: list[str], args: list[ast.expr]) -> Iterator[tuple[str, str]]:
         name = path[-2] if path[-1] in ("default", "Tensor", "run") else path[-1]
@@ -208,8 +238,9 @@ class _Reading:
                     if named
                     else [ast.unparse(each) for each in getattr(args[0], "elts", args[:1])]
                 )
-                self._results[made] = [f"{kind} {what}" for what in whats]
-                yield "start", _brief(self._results[made])
+                started = [f"{kind} {what}" for what in whats]
+                self._lists[made] = [*started]
+                yield "start", _brief(started)
             else:
                 yield "run", name
         elif path[-1] == "run" and path[0].startswith("triton"):
@@ -218,6 +249,8 @@ class _Reading:
             yield "run", name.lstrip("_")
         elif path[0] in self._bodies:
             yield "call", self._bodies[path[0]]
+        elif path[0] in self._segments:
+            yield from self._segment(made, path[0], args[0])
 
     def _of(self, waited: ast.expr) -> str:
         names = [ast.unparse(each) for each in getattr(waited, "elts", [waited])]
