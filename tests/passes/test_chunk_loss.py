@@ -33,7 +33,7 @@ def mean(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
 
 
 def capped(h: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    return of_transformers(torch.tanh(F.linear(h, w) / 3.0) * 3.0, y, torch.tensor(31.0))
+    return of_transformers(3.0 * torch.tanh(F.linear(h, w) / 3.0), y, torch.tensor(31.0))
 
 
 def flat(h: Tensor, w: Tensor, b: Tensor, y: Tensor, **options: Any) -> Tensor:
