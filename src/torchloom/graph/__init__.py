@@ -62,7 +62,7 @@ from torchloom.graph.nodes import (
     value_of,
 )
 from torchloom.graph.text import digest_of, graph_digest, graph_text, op_counts
-from torchloom.graph.writes import is_in_place_name, is_only_read, overloads_of, written
+from torchloom.graph.writes import is_only_read, overloads_of, written
 
 __all__ = [
     "STAGES",
@@ -87,7 +87,6 @@ __all__ = [
     "graph_text",
     "inner_owners",
     "is_fetched",
-    "is_in_place_name",
     "is_on_host",
     "is_only_read",
     "is_view",

@@ -39,7 +39,7 @@ def overloads_of(target: Any) -> list[OpOverload]:
     return [target] if isinstance(target, OpOverload) else []
 
 
-def is_in_place_name(name: str) -> bool:
+def _is_in_place_name(name: str) -> bool:
     """Say whether a function or method of this name writes its first argument.
 
     Args:
@@ -64,7 +64,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     if name == "triton_kernel_wrapper_mutation":
         return node.all_input_nodes
     given = [node.kwargs.get("out")]
-    if node.target in _IN_PLACE or is_in_place_name(name) or node.kwargs.get("inplace"):
+    if node.target in _IN_PLACE or _is_in_place_name(name) or node.kwargs.get("inplace"):
         given += [*node.args[:1], node.kwargs.get("input")]
     return _nodes(given)
 
